@@ -1,0 +1,1 @@
+"""The chunk service: index, leases, grants, generations, and its API."""

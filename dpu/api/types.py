@@ -1,0 +1,313 @@
+"""Value types of the chunk service, shared by the service and its clients.
+
+Times are seconds on the service's monotonic clock unless a name says otherwise. Keys, identities and
+digests are raw bytes. Nothing here does I/O.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Protocol
+
+KEY_BYTES = 32
+IDENTITY_BYTES = 32
+UNIT_DIGEST_BYTES = 8
+API_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """A run of logical blocks of one namespace, valid under one generation of its segment (rule 2)."""
+
+    namespace: int
+    segment: int
+    lba: int
+    lba_count: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShardSize:
+    """What one rank will write for a chunk: ``unit_count`` units (blocks) of ``unit_bytes`` each."""
+
+    rank: int
+    unit_bytes: int
+    unit_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One rank's part of a committed chunk.
+
+    ``extent`` starts with the chunk header; unit ``i`` starts ``payload_lba_offset + i * unit_lba_count``
+    logical blocks into it and is ``unit_bytes`` long. ``unit_digests[i]`` proves unit ``i`` (rule 4).
+    """
+
+    rank: int
+    extent: Extent
+    payload_lba_offset: int
+    unit_lba_count: int
+    unit_bytes: int
+    unit_digests: tuple[bytes, ...]
+
+    @property
+    def payload_bytes(self) -> int:
+        return self.unit_bytes * len(self.unit_digests)
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkRecord:
+    """A committed chunk as the index knows it.
+
+    ``position_tokens`` is the absolute token offset of the chunk's first token: the same bytes at another
+    position are wrong, so readers compare it.
+    """
+
+    key: bytes
+    identity: bytes
+    tenant: str
+    group: int
+    position_tokens: int
+    token_count: int
+    shards: tuple[Shard, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AttachRequest:
+    """A worker incarnation introduces itself. ``incarnation`` is never reused (a uuid4 in hex)."""
+
+    incarnation: str
+    engine_kind: str
+    engine_version: str
+    host: str
+    pid: int
+    identity: bytes
+    rank_count: int
+    tenant: str = "default"
+    api_version: int = API_VERSION
+    handoff_token: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Namespace:
+    """How this holder reaches one namespace on the local path."""
+
+    nsid: int
+    path: str
+    lba_bytes: int
+    lba_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    """What a holder needs to move data itself. ``liveness_path``: hold a shared flock on it to write."""
+
+    pool_uuid: str
+    holder_id: str
+    epoch: int
+    namespaces: tuple[Namespace, ...]
+    liveness_path: str
+    lease_ttl_s: float
+    grant_ttl_s: float
+    heartbeat_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class MatchRequest:
+    """Which leading ``keys`` are stored, in order from token 0? Answered with a lease on them."""
+
+    holder_id: str
+    request_id: str
+    group: int
+    chunk_tokens: int
+    keys: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MatchReply:
+    """``chunks`` is the stored prefix of the asked keys; ``lease_id`` is "" when it is empty."""
+
+    lease_id: str
+    chunks: tuple[ChunkRecord, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseRequest:
+    holder_id: str
+    lease_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReserveItem:
+    key: bytes
+    group: int
+    position_tokens: int
+    token_count: int
+    shards: tuple[ShardSize, ...]
+    copies: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ReserveRequest:
+    holder_id: str
+    epoch: int
+    items: tuple[ReserveItem, ...]
+
+
+class ReserveOutcome(enum.Enum):
+    GRANTED = "granted"
+    EXISTS = "exists"  # already committed: nothing to do
+    BUSY = "busy"  # another writer holds a grant for this key: nothing to do (no convoy)
+    NO_SPACE = "no_space"  # nothing reclaimable now: drop the save
+
+
+@dataclass(frozen=True, slots=True)
+class ReserveResult:
+    outcome: ReserveOutcome
+    grant_id: str = ""
+    extents: tuple[Extent, ...] = ()  # one per shard of the item, in its order
+
+
+@dataclass(frozen=True, slots=True)
+class ReserveReply:
+    results: tuple[ReserveResult, ...]  # one per item, in order
+
+
+@dataclass(frozen=True, slots=True)
+class CommitItem:
+    """Sent only after the data and a flush completed (rule 1). Digests per shard, per unit."""
+
+    grant_id: str
+    unit_digests: tuple[tuple[bytes, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CommitRequest:
+    holder_id: str
+    epoch: int
+    items: tuple[CommitItem, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CommitReply:
+    """``committed[i]``: is item ``i`` now visible? False: its grant had expired or was unknown."""
+
+    committed: tuple[bool, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AbortRequest:
+    """The holder promises that no write under these grants is outstanding."""
+
+    holder_id: str
+    epoch: int
+    grant_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatRequest:
+    holder_id: str
+    epoch: int
+    lease_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatReply:
+    lost_lease_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DropRequest:
+    """A load did not match its digest: forget this chunk, if it still lies at this extent."""
+
+    holder_id: str
+    key: bytes
+    extent: Extent
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class DetachRequest:
+    """The holder leaves; it promises that no write is outstanding."""
+
+    holder_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class ListRequest:
+    """Chunks in key order after ``after_key`` (b"" for the start), at most ``limit``."""
+
+    after_key: bytes = b""
+    limit: int = 100
+    identity: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class ListReply:
+    chunks: tuple[ChunkRecord, ...]
+    next_after_key: bytes  # b"" when this page is the last
+
+
+@dataclass(frozen=True, slots=True)
+class HolderStatus:
+    holder_id: str
+    engine_kind: str
+    engine_version: str
+    host: str
+    pid: int
+    lease_count: int
+    grant_count: int
+    silent_s: float
+    state: str  # "live", "silent" (no heartbeat, not fenced yet), "former" (from an earlier epoch)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStatus:
+    """Everything ``mfctl pool status`` prints. ``segments_*`` add up to ``segment_count``."""
+
+    pool_uuid: str
+    path: str
+    format_version: int
+    epoch: int
+    lba_bytes: int
+    segment_bytes: int
+    segment_count: int
+    segments_free: int
+    segments_open: int
+    segments_sealed: int
+    segments_reclaiming: int
+    segments_quarantined: int  # of the sealed ones: not reclaimable, a write of unknown fate
+    capacity_bytes: int
+    committed_chunk_count: int
+    committed_payload_bytes: int
+    pinned_bytes: int
+    lease_count: int
+    grant_count: int
+    saves_stopped_reason: str  # "" while saves are accepted
+    holders: tuple[HolderStatus, ...]
+    counters: tuple[tuple[str, int], ...]
+
+
+class ChunkService(Protocol):
+    """The service as a client sees it: in process or over gRPC, same meaning.
+
+    Every call blocks at most ``deadline_s`` and raises
+    :class:`~meshfusion.jbof.errors.ServiceUnavailableError` past it,
+    :class:`~meshfusion.jbof.errors.StaleHolderError` when holder or epoch are unknown, and
+    :class:`~meshfusion.jbof.errors.ServiceError` for any other refusal.
+    """
+
+    def attach(self, request: AttachRequest, *, deadline_s: float) -> Attachment: ...
+    def match(self, request: MatchRequest, *, deadline_s: float) -> MatchReply: ...
+    def release(self, request: ReleaseRequest, *, deadline_s: float) -> None: ...
+    def reserve(self, request: ReserveRequest, *, deadline_s: float) -> ReserveReply: ...
+    def commit(self, request: CommitRequest, *, deadline_s: float) -> CommitReply: ...
+    def abort(self, request: AbortRequest, *, deadline_s: float) -> None: ...
+    def heartbeat(self, request: HeartbeatRequest, *, deadline_s: float) -> HeartbeatReply: ...
+    def drop(self, request: DropRequest, *, deadline_s: float) -> bool: ...
+    def detach(self, request: DetachRequest, *, deadline_s: float) -> None: ...
+    def status(self, *, deadline_s: float) -> PoolStatus: ...
+    def list_chunks(self, request: ListRequest, *, deadline_s: float) -> ListReply: ...
+    def get_chunk(self, key: bytes, *, deadline_s: float) -> ChunkRecord | None: ...
+    def close(self) -> None: ...

@@ -1,0 +1,1 @@
+"""The shim inside the inference engine: connector, KV semantics, data paths."""

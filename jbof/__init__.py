@@ -1,0 +1,1 @@
+"""The medium: on-media format, segments, digests, and the code that touches bytes."""

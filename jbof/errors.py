@@ -1,0 +1,57 @@
+"""The errors a user can meet. Each names what is wrong and what to do next.
+
+Assertions are for our own mistakes; these are for the world's.
+"""
+
+from __future__ import annotations
+
+
+class MeshFusionError(Exception):
+    """Something the user or the machine must change.
+
+    ``next_step`` is one sentence that tells the reader what to do about it.
+    """
+
+    def __init__(self, message: str, *, next_step: str) -> None:
+        super().__init__(message)
+        self.next_step = next_step
+
+    def __str__(self) -> str:
+        return f"{super().__str__()}\n  next step: {self.next_step}"
+
+    @property
+    def message(self) -> str:
+        """The message without the next step."""
+        return str(self.args[0])
+
+
+class MediaError(MeshFusionError):
+    """The medium did not do what was asked: I/O error, short transfer, no space, read-only."""
+
+
+class FormatError(MeshFusionError):
+    """Bytes on the medium are not what this version writes: foreign, damaged or another version."""
+
+
+class PoolBusyError(MeshFusionError):
+    """Another process owns the pool (rule 2: one owner per drive)."""
+
+
+class ConfigError(MeshFusionError):
+    """A configuration value cannot be used. The message names field, value and fix."""
+
+
+class UnsupportedError(MeshFusionError):
+    """Refusal to start (rule 6): something is not known to be right. The message names it."""
+
+
+class ServiceError(MeshFusionError):
+    """The chunk service refused a request or could not be reached."""
+
+
+class ServiceUnavailableError(ServiceError):
+    """The service cannot be reached or did not answer before the deadline."""
+
+
+class StaleHolderError(ServiceError):
+    """The holder or its epoch is no longer known to the service: attach again."""

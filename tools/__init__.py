@@ -1,0 +1,1 @@
+"""Command-line tools: mfctl, the quickstart job, benchmarks."""
