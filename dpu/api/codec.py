@@ -1,0 +1,277 @@
+"""Between wire messages and the value types of the chunk service. Pure functions.
+
+``X_to_pb`` trusts its argument. ``X_from_pb`` checks lengths and bounds (:mod:`meshfusion.dpu.api.limits`)
+and raises :class:`~meshfusion.dpu.api.limits.MalformedMessageError`. Here: what readers exchange; the writers'
+messages are in :mod:`meshfusion.dpu.api.codec_writes`, status in :mod:`meshfusion.dpu.api.codec_status`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from meshfusion.dpu.api import types as t
+from meshfusion.dpu.api.limits import (
+    MAX_KEYS_PER_MATCH,
+    MAX_LIST_LIMIT,
+    MAX_NAMESPACES,
+    MAX_SHARDS,
+    MAX_UINT32,
+    MAX_UNITS_PER_SHARD,
+    check_count,
+    check_id,
+    check_identity,
+    check_int,
+    check_key,
+    check_seconds,
+    check_text,
+    malformed,
+)
+from meshfusion.dpu.api.v1 import chunk_pb2 as pb
+
+
+def extent_to_pb(extent: t.Extent) -> pb.Extent:
+    return pb.Extent(
+        namespace=extent.namespace,
+        segment=extent.segment,
+        lba=extent.lba,
+        lba_count=extent.lba_count,
+        generation=extent.generation,
+    )
+
+
+def extent_from_pb(m: pb.Extent) -> t.Extent:
+    return t.Extent(
+        namespace=m.namespace,
+        segment=m.segment,
+        lba=check_int("extent.lba", m.lba),
+        lba_count=check_int("extent.lba_count", m.lba_count, 1),
+        generation=check_int("extent.generation", m.generation),
+    )
+
+
+def digests_to_pb(digests: Iterable[bytes]) -> bytes:
+    """Back to back: a third smaller than a list, and one object to parse."""
+    return b"".join(digests)
+
+
+def digests_from_pb(packed: bytes) -> tuple[bytes, ...]:
+    size = t.UNIT_DIGEST_BYTES
+    if len(packed) % size or len(packed) > size * MAX_UNITS_PER_SHARD:
+        raise malformed("unit_digests", f"has {len(packed)} bytes, not up to {MAX_UNITS_PER_SHARD} times {size}")
+    return tuple(packed[i : i + size] for i in range(0, len(packed), size))
+
+
+def chunk_to_pb(chunk: t.ChunkRecord) -> pb.ChunkRecord:
+    return pb.ChunkRecord(
+        key=chunk.key,
+        identity=chunk.identity,
+        tenant=chunk.tenant,
+        group=chunk.group,
+        position_tokens=chunk.position_tokens,
+        token_count=chunk.token_count,
+        shards=[
+            pb.Shard(
+                rank=s.rank,
+                extent=extent_to_pb(s.extent),
+                payload_lba_offset=s.payload_lba_offset,
+                unit_lba_count=s.unit_lba_count,
+                unit_bytes=s.unit_bytes,
+                unit_digests=digests_to_pb(s.unit_digests),
+            )
+            for s in chunk.shards
+        ],
+    )
+
+
+def chunk_from_pb(m: pb.ChunkRecord) -> t.ChunkRecord:
+    check_count("chunk.shards", m.shards, MAX_SHARDS)
+    return t.ChunkRecord(
+        key=check_key("chunk.key", m.key),
+        identity=check_identity("chunk.identity", m.identity),
+        tenant=check_id("chunk.tenant", m.tenant),
+        group=m.group,
+        position_tokens=check_int("chunk.position_tokens", m.position_tokens),
+        token_count=check_int("chunk.token_count", m.token_count, 1),
+        shards=tuple(_shard_from_pb(s) for s in m.shards),
+    )
+
+
+def _shard_from_pb(m: pb.Shard) -> t.Shard:
+    return t.Shard(
+        rank=m.rank,
+        extent=extent_from_pb(m.extent),
+        payload_lba_offset=check_int("shard.payload_lba_offset", m.payload_lba_offset),
+        unit_lba_count=check_int("shard.unit_lba_count", m.unit_lba_count, 1),
+        unit_bytes=check_int("shard.unit_bytes", m.unit_bytes, 1),
+        unit_digests=digests_from_pb(m.unit_digests),
+    )
+
+
+def attach_request_to_pb(r: t.AttachRequest) -> pb.AttachRequest:
+    return pb.AttachRequest(
+        incarnation=r.incarnation,
+        engine_kind=r.engine_kind,
+        engine_version=r.engine_version,
+        host=r.host,
+        pid=r.pid,
+        identity=r.identity,
+        rank_count=r.rank_count,
+        tenant=r.tenant,
+        api_version=r.api_version,
+        handoff_token=r.handoff_token,
+    )
+
+
+def attach_request_from_pb(m: pb.AttachRequest) -> t.AttachRequest:
+    return t.AttachRequest(
+        incarnation=check_id("incarnation", m.incarnation),
+        engine_kind=check_id("engine_kind", m.engine_kind),
+        engine_version=check_id("engine_version", m.engine_version, allow_empty=True),
+        host=check_text("host", m.host),
+        pid=m.pid,
+        identity=check_identity("identity", m.identity),
+        rank_count=check_int("rank_count", m.rank_count, 1, MAX_SHARDS),
+        tenant=check_id("tenant", m.tenant),
+        api_version=m.api_version,
+        handoff_token=check_text("handoff_token", m.handoff_token),
+    )
+
+
+def attachment_to_pb(a: t.Attachment) -> pb.Attachment:
+    return pb.Attachment(
+        pool_uuid=a.pool_uuid,
+        holder_id=a.holder_id,
+        epoch=a.epoch,
+        namespaces=[
+            pb.Namespace(nsid=n.nsid, path=n.path, lba_bytes=n.lba_bytes, lba_count=n.lba_count) for n in a.namespaces
+        ],
+        liveness_path=a.liveness_path,
+        lease_ttl_s=a.lease_ttl_s,
+        grant_ttl_s=a.grant_ttl_s,
+        heartbeat_s=a.heartbeat_s,
+    )
+
+
+def attachment_from_pb(m: pb.Attachment) -> t.Attachment:
+    check_count("namespaces", m.namespaces, MAX_NAMESPACES)
+    return t.Attachment(
+        pool_uuid=check_id("pool_uuid", m.pool_uuid),
+        holder_id=check_id("holder_id", m.holder_id),
+        epoch=check_int("epoch", m.epoch),
+        namespaces=tuple(
+            t.Namespace(
+                nsid=n.nsid,
+                path=check_text("namespace.path", n.path),
+                lba_bytes=check_int("namespace.lba_bytes", n.lba_bytes, 1, MAX_UINT32),
+                lba_count=check_int("namespace.lba_count", n.lba_count),
+            )
+            for n in m.namespaces
+        ),
+        liveness_path=check_text("liveness_path", m.liveness_path),
+        lease_ttl_s=check_seconds("lease_ttl_s", m.lease_ttl_s),
+        grant_ttl_s=check_seconds("grant_ttl_s", m.grant_ttl_s),
+        heartbeat_s=check_seconds("heartbeat_s", m.heartbeat_s),
+    )
+
+
+def match_request_to_pb(r: t.MatchRequest) -> pb.MatchRequest:
+    return pb.MatchRequest(
+        holder_id=r.holder_id, request_id=r.request_id, group=r.group, chunk_tokens=r.chunk_tokens, keys=r.keys
+    )
+
+
+def match_request_from_pb(m: pb.MatchRequest) -> t.MatchRequest:
+    check_count("keys", m.keys, MAX_KEYS_PER_MATCH)
+    return t.MatchRequest(
+        holder_id=check_id("holder_id", m.holder_id),
+        request_id=check_id("request_id", m.request_id, allow_empty=True),
+        group=m.group,
+        chunk_tokens=check_int("chunk_tokens", m.chunk_tokens, 1, MAX_UINT32),
+        keys=tuple(check_key("keys", key) for key in m.keys),
+    )
+
+
+def match_reply_to_pb(r: t.MatchReply) -> pb.MatchReply:
+    return pb.MatchReply(lease_id=r.lease_id, chunks=map(chunk_to_pb, r.chunks))
+
+
+def match_reply_from_pb(m: pb.MatchReply) -> t.MatchReply:
+    check_count("chunks", m.chunks, MAX_KEYS_PER_MATCH)
+    return t.MatchReply(
+        lease_id=check_id("lease_id", m.lease_id, allow_empty=not m.chunks), chunks=tuple(map(chunk_from_pb, m.chunks))
+    )
+
+
+def release_request_to_pb(r: t.ReleaseRequest) -> pb.ReleaseRequest:
+    return pb.ReleaseRequest(holder_id=r.holder_id, lease_ids=r.lease_ids)
+
+
+def release_request_from_pb(m: pb.ReleaseRequest) -> t.ReleaseRequest:
+    return t.ReleaseRequest(
+        holder_id=check_id("holder_id", m.holder_id), lease_ids=ids_from_pb("lease_ids", m.lease_ids)
+    )
+
+
+def ids_from_pb(field: str, values: Iterable[str]) -> tuple[str, ...]:
+    """A list of lease or grant ids."""
+    ids = tuple(check_id(field, value) for value in values)
+    # As many leases as keys may be named at once: a heartbeat speaks for every request of an engine.
+    check_count(field, ids, MAX_KEYS_PER_MATCH)
+    return ids
+
+
+def heartbeat_request_to_pb(r: t.HeartbeatRequest) -> pb.HeartbeatRequest:
+    return pb.HeartbeatRequest(holder_id=r.holder_id, epoch=r.epoch, lease_ids=r.lease_ids)
+
+
+def heartbeat_request_from_pb(m: pb.HeartbeatRequest) -> t.HeartbeatRequest:
+    return t.HeartbeatRequest(
+        holder_id=check_id("holder_id", m.holder_id),
+        epoch=check_int("epoch", m.epoch),
+        lease_ids=ids_from_pb("lease_ids", m.lease_ids),
+    )
+
+
+def heartbeat_reply_to_pb(r: t.HeartbeatReply) -> pb.HeartbeatReply:
+    return pb.HeartbeatReply(lost_lease_ids=r.lost_lease_ids)
+
+
+def heartbeat_reply_from_pb(m: pb.HeartbeatReply) -> t.HeartbeatReply:
+    return t.HeartbeatReply(lost_lease_ids=ids_from_pb("lost_lease_ids", m.lost_lease_ids))
+
+
+def drop_request_to_pb(r: t.DropRequest) -> pb.DropRequest:
+    return pb.DropRequest(holder_id=r.holder_id, key=r.key, extent=extent_to_pb(r.extent), reason=r.reason)
+
+
+def drop_request_from_pb(m: pb.DropRequest) -> t.DropRequest:
+    return t.DropRequest(
+        holder_id=check_id("holder_id", m.holder_id),
+        key=check_key("key", m.key),
+        extent=extent_from_pb(m.extent),
+        reason=check_text("reason", m.reason),
+    )
+
+
+def list_request_to_pb(r: t.ListRequest) -> pb.ListRequest:
+    return pb.ListRequest(after_key=r.after_key, limit=r.limit, identity=r.identity)
+
+
+def list_request_from_pb(m: pb.ListRequest) -> t.ListRequest:
+    return t.ListRequest(
+        after_key=check_key("after_key", m.after_key) if m.after_key else b"",
+        limit=check_int("limit", m.limit, 1, MAX_LIST_LIMIT),
+        identity=check_identity("identity", m.identity) if m.identity else b"",
+    )
+
+
+def list_reply_to_pb(r: t.ListReply) -> pb.ListReply:
+    return pb.ListReply(chunks=map(chunk_to_pb, r.chunks), next_after_key=r.next_after_key)
+
+
+def list_reply_from_pb(m: pb.ListReply) -> t.ListReply:
+    check_count("chunks", m.chunks, MAX_LIST_LIMIT)
+    return t.ListReply(
+        chunks=tuple(map(chunk_from_pb, m.chunks)),
+        next_after_key=check_key("next_after_key", m.next_after_key) if m.next_after_key else b"",
+    )

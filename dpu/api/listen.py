@@ -1,0 +1,103 @@
+"""Binds a gRPC server to an address without ever displacing a server that lives."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+
+import grpc
+
+from meshfusion.dpu.api.address import TcpAddress, UnixAddress
+from meshfusion.jbof.errors import ConfigError
+
+_PROBE_TIMEOUT_S = 1.0
+
+
+def bind(server: grpc.Server, address: UnixAddress | TcpAddress) -> UnixAddress | TcpAddress:
+    """Bind ``server`` to ``address``; the result carries the real port when port 0 was asked.
+
+    Raises :class:`~meshfusion.jbof.errors.ConfigError` when the address is taken, not allowed or not usable.
+    """
+    if isinstance(address, UnixAddress):
+        _bind_unix(server, address)
+        return address
+    if not address.is_loopback:
+        raise ConfigError(
+            f"listen: {address} is not a loopback address, and the service has neither TLS nor authentication yet",
+            next_step="Listen on unix:///path (preferred) or 127.0.0.1:PORT.",
+        )
+    cause: Exception | None = None
+    try:
+        port = server.add_insecure_port(address.grpc_target)
+    except RuntimeError as e:
+        port, cause = 0, e
+    if port == 0:
+        raise ConfigError(
+            f"listen: cannot listen on {address}: the port is taken or not allowed",
+            next_step="Stop the other process (`ss -ltnp` names it) or choose another port.",
+        ) from cause
+    return TcpAddress(address.host, port)
+
+
+def _bind_unix(server: grpc.Server, address: UnixAddress) -> None:
+    _clear_stale_socket(address)
+    # The socket must never be open to others, not even between bind and chmod: whoever can connect can read
+    # where every chunk lies and drop it. The mask is the process's, so this belongs to start-up.
+    old_mask = os.umask(0o177)
+    try:
+        bound = server.add_insecure_port(address.grpc_target)
+    except RuntimeError as e:
+        raise _cannot_bind(address) from e
+    finally:
+        os.umask(old_mask)
+    if bound == 0:
+        raise _cannot_bind(address)
+    os.chmod(address.path, 0o600)
+
+
+def _cannot_bind(address: UnixAddress) -> ConfigError:
+    return ConfigError(
+        f"listen: cannot create the socket {address.path}",
+        next_step=f"Check that you may write to {address.path.parent}, or choose another path.",
+    )
+
+
+def _clear_stale_socket(address: UnixAddress) -> None:
+    """Remove the socket of a server that died. gRPC itself would also remove that of a living one."""
+    path = address.path
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        if not path.parent.is_dir():
+            raise ConfigError(
+                f"listen: the directory {path.parent} of the socket does not exist",
+                next_step=f"Create it: mkdir -p {path.parent}",
+            ) from None
+        return
+    except OSError as e:
+        raise _cannot_bind(address) from e
+    if not stat.S_ISSOCK(mode):
+        raise ConfigError(
+            f"listen: {path} exists and is not a socket",
+            next_step="Choose another path, or remove the file if it is not needed.",
+        )
+    if _answers(path):
+        raise ConfigError(
+            f"listen: another process already serves on {path}",
+            next_step="Use that service, stop it, or choose another socket path.",
+        )
+    path.unlink(missing_ok=True)
+
+
+def _answers(path: os.PathLike[str]) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(_PROBE_TIMEOUT_S)
+        try:
+            probe.connect(os.fspath(path))
+        except (ConnectionRefusedError, FileNotFoundError):
+            return False
+        except OSError:
+            # Full backlog, no permission: somebody may be there, so leave it alone.
+            return True
+    return True

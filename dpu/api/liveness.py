@@ -1,0 +1,63 @@
+"""Liveness files: how the service knows that no process of a worker incarnation exists any more (rule 3, local path).
+
+A holder keeps a shared flock on its file for as long as it may write. Taking the exclusive lock therefore proves that
+no write of it is in flight; the file is removed under that lock, so nobody can become this holder again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+from meshfusion.jbof.errors import MediaError
+
+
+def create_liveness(path: Path) -> None:
+    """Called by the service when it admits a holder."""
+    path.touch(mode=0o600, exist_ok=True)
+
+
+def hold_liveness(path: Path) -> int:
+    """Called by every process of a holder before it writes; returns the descriptor to keep open.
+
+    Raises :class:`MediaError` when the holder has been fenced or the file is out of reach.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise _fenced(path) from None
+    except OSError as error:
+        raise MediaError(
+            f"the liveness file {path} is out of reach: {error}",
+            next_step="run the engine on the service's machine, with access to the pool directory",
+        ) from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise _fenced(path) from None
+    if os.fstat(descriptor).st_nlink == 0:
+        os.close(descriptor)
+        raise _fenced(path)
+    return descriptor
+
+
+def take_liveness_away(path: Path) -> bool:
+    """Called by the service: True when every process of this holder is gone; then its file is removed."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        path.unlink(missing_ok=True)
+        return True
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(descriptor)
+
+
+def _fenced(path: Path) -> MediaError:
+    return MediaError(f"{path}: this worker incarnation was fenced", next_step="restart the engine")

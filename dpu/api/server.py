@@ -1,0 +1,192 @@
+"""Serves a :class:`~meshfusion.dpu.api.types.ChunkService` over gRPC, on a unix socket or a loopback port."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.message_factory import GetMessageClass
+
+from meshfusion.dpu.api import codec, codec_status, codec_writes
+from meshfusion.dpu.api.address import UnixAddress, parse_address
+from meshfusion.dpu.api.error_codec import encode_error
+from meshfusion.dpu.api.limits import MAX_MESSAGE_BYTES, check_key, malformed
+from meshfusion.dpu.api.listen import bind
+from meshfusion.dpu.api.types import AbortRequest, ChunkService, DetachRequest, ReleaseRequest
+from meshfusion.dpu.api.v1 import chunk_pb2 as pb
+from meshfusion.jbof.errors import MeshFusionError, ServiceError, ServiceUnavailableError
+
+log = logging.getLogger(__name__)
+
+SERVICE_NAME = "meshfusion.v1.ChunkService"
+# For callers that name no deadline (other gRPC tools), and the most that anyone gets (rule 8).
+DEFAULT_DEADLINE_S = 10.0
+MAX_DEADLINE_S = 60.0
+
+# (request, seconds left) -> reply
+Call = Callable[[Any, float], Message]
+# (request, reply) -> None: takes back what the caller will never learn of
+Undo = Callable[[Any, Any], None]
+
+
+class RunningServer:
+    """A server that answers until :meth:`stop`. ``address`` is what clients connect to."""
+
+    def __init__(self, server: grpc.Server, executor: ThreadPoolExecutor, address: str) -> None:
+        self._server = server
+        self._executor = executor
+        self.address = address
+
+    def stop(self, grace_s: float = 5.0) -> None:
+        """Refuse new calls, let running ones finish for at most ``grace_s`` seconds, then cut them off."""
+        self._server.stop(grace_s).wait(grace_s + 1.0)
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+
+def serve(
+    service: ChunkService, listen: str, *, thread_count: int = 8, max_concurrent_calls: int = 256
+) -> RunningServer:
+    """Start serving ``service`` at ``listen`` (``unix:///path`` or ``host:port``) and return at once.
+
+    More than ``max_concurrent_calls`` are refused with RESOURCE_EXHAUSTED. ``service`` must allow calls from
+    several threads; it is not closed by the server. Raises :class:`~meshfusion.jbof.errors.ConfigError` when
+    the address cannot be listened on.
+    """
+    executor = ThreadPoolExecutor(thread_count, thread_name_prefix="chunk-service")
+    server = grpc.server(
+        executor,
+        maximum_concurrent_rpcs=max_concurrent_calls,
+        options=[
+            ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+            ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+            # Otherwise a second server on the same port would silently take half of the calls.
+            ("grpc.so_reuseport", 0),
+        ],
+    )
+    handlers = _handlers(service)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE_NAME, handlers),))
+    address = parse_address(listen)
+    bound = bind(server, address)
+    server.start()
+    if isinstance(address, UnixAddress):
+        log.info("serving on %s, mode 0600", bound)
+    else:
+        log.info("serving on %s", bound)
+    return RunningServer(server, executor, str(bound))
+
+
+def _handlers(service: ChunkService) -> dict[str, grpc.RpcMethodHandler[bytes, bytes]]:
+    calls = _calls(service)
+    undos: dict[str, Undo] = {"Match": _undo_match(service), "Reserve": _undo_reserve(service)}
+    methods = pb.DESCRIPTOR.services_by_name["ChunkService"].methods
+    assert {m.name for m in methods} == calls.keys(), "the proto file and the server disagree about the calls"
+    return {
+        m.name: grpc.unary_unary_rpc_method_handler(
+            _handler(m.name, GetMessageClass(m.input_type), calls[m.name], undos.get(m.name))
+        )
+        for m in methods
+    }
+
+
+def _calls(service: ChunkService) -> dict[str, Call]:
+    """Each call of the API: decode, ask the service, encode."""
+    r, w, s = codec, codec_writes, service
+
+    def release(m: pb.ReleaseRequest, d: float) -> Message:
+        s.release(r.release_request_from_pb(m), deadline_s=d)
+        return pb.ReleaseReply()
+
+    def abort(m: pb.AbortRequest, d: float) -> Message:
+        s.abort(w.abort_request_from_pb(m), deadline_s=d)
+        return pb.AbortReply()
+
+    def detach(m: pb.DetachRequest, d: float) -> Message:
+        s.detach(DetachRequest(m.holder_id), deadline_s=d)
+        return pb.DetachReply()
+
+    def get_chunk(m: pb.GetChunkRequest, d: float) -> Message:
+        chunk = s.get_chunk(check_key("key", m.key), deadline_s=d)
+        return pb.GetChunkReply(chunk=None if chunk is None else r.chunk_to_pb(chunk))
+
+    return {
+        "Attach": lambda m, d: r.attachment_to_pb(s.attach(r.attach_request_from_pb(m), deadline_s=d)),
+        "Match": lambda m, d: r.match_reply_to_pb(s.match(r.match_request_from_pb(m), deadline_s=d)),
+        "Release": release,
+        "Reserve": lambda m, d: w.reserve_reply_to_pb(s.reserve(w.reserve_request_from_pb(m), deadline_s=d)),
+        "Commit": lambda m, d: w.commit_reply_to_pb(s.commit(w.commit_request_from_pb(m), deadline_s=d)),
+        "Abort": abort,
+        "Heartbeat": lambda m, d: r.heartbeat_reply_to_pb(s.heartbeat(r.heartbeat_request_from_pb(m), deadline_s=d)),
+        "Drop": lambda m, d: pb.DropReply(dropped=s.drop(r.drop_request_from_pb(m), deadline_s=d)),
+        "Detach": detach,
+        "Status": lambda m, d: codec_status.pool_status_to_pb(s.status(deadline_s=d)),
+        "ListChunks": lambda m, d: r.list_reply_to_pb(s.list_chunks(r.list_request_from_pb(m), deadline_s=d)),
+        "GetChunk": get_chunk,
+    }
+
+
+def _undo_match(service: ChunkService) -> Undo:
+    """The caller gave up: nobody would give this lease back before it lapses."""
+
+    def undo(request: pb.MatchRequest, reply: pb.MatchReply) -> None:
+        if reply.lease_id:
+            service.release(ReleaseRequest(request.holder_id, (reply.lease_id,)), deadline_s=DEFAULT_DEADLINE_S)
+
+    return undo
+
+
+def _undo_reserve(service: ChunkService) -> Undo:
+    """The caller gave up: it never learns these grants, so no write under them can be outstanding."""
+
+    def undo(request: pb.ReserveRequest, reply: pb.ReserveReply) -> None:
+        grant_ids = tuple(result.grant_id for result in reply.results if result.grant_id)
+        if grant_ids:
+            service.abort(AbortRequest(request.holder_id, request.epoch, grant_ids), deadline_s=DEFAULT_DEADLINE_S)
+
+    return undo
+
+
+def _handler(
+    name: str, request_class: type[Message], call: Call, undo: Undo | None
+) -> Callable[[bytes, grpc.ServicerContext], bytes]:
+    def answer(raw: bytes, context: grpc.ServicerContext) -> bytes:
+        remaining_s = context.time_remaining()
+        deadline_s = DEFAULT_DEADLINE_S if remaining_s is None else min(remaining_s, MAX_DEADLINE_S)
+        if deadline_s <= 0:
+            raise ServiceUnavailableError(
+                f"{name} waited past its deadline before it was begun", next_step="Look at the service's load."
+            )
+        try:
+            request = request_class.FromString(raw)
+        except DecodeError as e:
+            raise malformed(f"the request of {name}", f"cannot be parsed ({e})") from e
+        reply = call(request, deadline_s)
+        data = reply.SerializeToString()
+        undeliverable = len(data) > MAX_MESSAGE_BYTES
+        if undo is not None and (undeliverable or not context.is_active()):
+            undo(request, reply)
+        if undeliverable:
+            raise ServiceError(
+                f"the answer to {name} has {len(data)} bytes, more than {MAX_MESSAGE_BYTES}",
+                next_step="Ask for fewer keys or items in one call.",
+            )
+        return data
+
+    def handle(raw: bytes, context: grpc.ServicerContext) -> bytes:
+        try:
+            return answer(raw, context)
+        except MeshFusionError as e:
+            log.debug("%s refused: %s", name, e.message)
+            code, details, metadata = encode_error(e)
+        except Exception:
+            log.exception("%s failed: a defect of the service", name)
+            error = ServiceError(f"{name} failed inside the service", next_step="Look at the service's log.")
+            _, details, metadata = encode_error(error)
+            code = grpc.StatusCode.INTERNAL
+        context.set_trailing_metadata(metadata)
+        context.abort(code, details)
+
+    return handle

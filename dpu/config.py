@@ -1,0 +1,208 @@
+"""The service's configuration file: its model, and reading it so that all problems are told at once."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from meshfusion.dpu.api.address import TcpAddress, UnixAddress, parse_address
+from meshfusion.dpu.config_problems import ConfigProblem, ConfigProblemsError, describe_errors
+from meshfusion.dpu.sizes import parse_size_bytes
+from meshfusion.dpu.yaml_document import YamlDocument, read_yaml
+from meshfusion.jbof.errors import ConfigError
+
+
+def _absolute_path(value: object) -> Path:
+    if not isinstance(value, str | Path) or not str(value):
+        raise ValueError("must be a path")
+    if "\0" in str(value):
+        raise ValueError("a path cannot hold a NUL character")
+    path = Path(value)
+    if not path.is_absolute():
+        raise ValueError("must be an absolute path, since a service has no telling working directory")
+    return path
+
+
+def _listen_address(value: str) -> str:
+    try:
+        address = parse_address(value)
+    except ConfigError as e:
+        raise ValueError(f"{e.message}. {e.next_step}") from e
+    if isinstance(address, TcpAddress) and not address.is_loopback:
+        raise ValueError("is not a loopback address, and the service has neither TLS nor authentication yet")
+    return value
+
+
+SizeBytes = Annotated[int, BeforeValidator(parse_size_bytes)]
+AbsolutePath = Annotated[Path, BeforeValidator(_absolute_path)]
+Fraction = Annotated[float, Field(gt=0, le=1)]
+Seconds = Annotated[float, Field(gt=0, le=86_400)]
+
+
+class _Model(BaseModel):
+    # Strict: "yes" is not a bool and "5" is not a number, so that a slip shows instead of being guessed at.
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class PoolConfig(_Model):
+    """Which pool is served."""
+
+    path: AbsolutePath = Field(description="Directory of the pool.", examples=["/var/lib/meshfusion/pool"])
+    create: bool = Field(
+        default=False, description="Create the pool when it does not exist; needs size.", examples=[True]
+    )
+    size: SizeBytes | None = Field(default=None, description="Size of a pool to be created.", examples=["4GiB"])
+    segment_size: SizeBytes = Field(
+        default=64 * 1024**2, description="Unit of reclaim of a new pool.", examples=["64MiB"]
+    )
+    data_path: AbsolutePath | None = Field(
+        default=None,
+        description="Block device or file for the data of a new pool, when it shall not lie in the pool's directory.",
+        examples=["/dev/nvme1n1"],
+    )
+
+
+class LeaseConfig(_Model):
+    """How long readers and writers may be silent, and how much they may hold."""
+
+    lease_ttl_s: Seconds = Field(default=30.0, description="A read lease lapses this long after its last renewal.")
+    grant_ttl_s: Seconds = Field(default=60.0, description="A write grant expires after this time.")
+    heartbeat_s: Seconds = Field(default=5.0, description="How often holders report.")
+    holder_silence_s: Seconds = Field(default=15.0, description="A holder silent for longer is probed and fenced.")
+    max_pinned_fraction: Fraction = Field(default=0.5, description="Most of the pool that read leases may pin.")
+    quarantine_max_fraction: Fraction = Field(
+        default=0.25, description="Most of the pool that writes of unknown fate may withhold before saves stop."
+    )
+
+    @model_validator(mode="after")
+    def _heartbeats_fit(self) -> LeaseConfig:
+        for name in ("lease_ttl_s", "holder_silence_s"):
+            value = getattr(self, name)
+            if value < 2 * self.heartbeat_s:
+                raise ValueError(
+                    f"{name} = {value} must be at least twice heartbeat_s = {self.heartbeat_s}, "
+                    "or one late heartbeat costs a holder its leases"
+                )
+        return self
+
+
+class LogConfig(_Model):
+    """What the service logs to its standard error."""
+
+    level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="debug, info, warning or error."
+    )
+    format: Literal["text", "json"] = Field(default="text", description="text, or json: one object a line.")
+
+
+class ServiceConfig(_Model):
+    """The whole file."""
+
+    listen: Annotated[str, AfterValidator(_listen_address)] = Field(
+        description="Where engines connect: unix:///path (only this user can connect) or a loopback host:port "
+        "(every user of the machine can).",
+        examples=["unix:///run/meshfusion/meshfusion.sock"],
+    )
+    pool: PoolConfig
+    leases: LeaseConfig = LeaseConfig()
+    log: LogConfig = LogConfig()
+
+
+def load_service_config(path: Path) -> ServiceConfig:
+    """Read and check the file at ``path``, and that the directories it names exist.
+
+    Raises :class:`~meshfusion.dpu.config_problems.ConfigProblemsError` that lists every problem, or
+    :class:`~meshfusion.jbof.errors.ConfigError` when the file is no readable YAML at all.
+    """
+    return check_service_config(read_yaml(path), str(path))
+
+
+def check_service_config(document: YamlDocument, name: str) -> ServiceConfig:
+    """Check a parsed file; ``name`` is what messages call it."""
+    if not isinstance(document.data, dict):
+        found = "empty" if document.data is None else f"a {type(document.data).__name__}"
+        raise ConfigError(
+            f"{name}: must be a mapping of keys to values, but it is {found}",
+            next_step="Start from the output of `mfctl config example`.",
+        )
+    problems = [
+        ConfigProblem(
+            ".".join(map(str, at)), "stands twice in the file", "remove one of them", line=document.line_of(at)
+        )
+        for at in document.duplicates
+    ]
+    config: ServiceConfig | None = None
+    try:
+        config = ServiceConfig.model_validate(document.data)
+    except ValidationError as e:
+        problems += describe_errors(e, ServiceConfig, document)
+    problems += _surroundings(document)
+    if problems or config is None:
+        raise ConfigProblemsError(name, tuple(problems))
+    return config
+
+
+def _surroundings(document: YamlDocument) -> list[ConfigProblem]:
+    """What the machine lacks. Read from the raw data, so that it is told along with the model's problems."""
+    problems: list[ConfigProblem] = []
+
+    def add(field: tuple[str, ...], value: object, problem: str, fix: str) -> None:
+        problems.append(ConfigProblem(".".join(field), problem, fix, value, document.line_of(field)))
+
+    socket_dir = _socket_directory(document.data.get("listen"))
+    if socket_dir is not None:
+        problem = directory_problem(socket_dir)
+        if problem:
+            add(("listen",), document.data["listen"], f"the socket's directory {socket_dir} {problem[0]}", problem[1])
+    pool = document.data.get("pool")
+    if not isinstance(pool, dict) or not _is_absolute(pool.get("path")):
+        return problems
+    data_path: Any = pool.get("data_path")
+    path, create = Path(pool["path"]), pool.get("create") is True
+    if _exists(path):
+        return problems
+    if not create:
+        fix = f"set pool.create: true and pool.size, or run: mfctl pool create {path} --size 4GiB"
+        add(("pool", "path"), pool["path"], "there is no pool", fix)
+        return problems
+    if pool.get("size") is None:
+        add(("pool", "size"), None, "is needed to create the pool", "add for example size: 4GiB")
+    problem = directory_problem(path.parent)
+    if problem:
+        add(("pool", "path"), pool["path"], f"the directory {path.parent} {problem[0]}", problem[1])
+    if _is_absolute(data_path) and not _exists(Path(data_path)):
+        add(("pool", "data_path"), data_path, "does not exist", "name an existing block device or file, or remove it")
+    return problems
+
+
+def directory_problem(path: Path) -> tuple[str, str] | None:
+    """Why nothing can be created in ``path``, and the fix; None when it can."""
+    if not _exists(path):
+        return "does not exist", f"mkdir -p {path}"
+    if not path.is_dir():
+        return "is not a directory", "choose another path"
+    if not os.access(path, os.W_OK | os.X_OK):
+        return "is not writable for this user", f"sudo chown {os.getuid()} {path}, or choose another path"
+    return None
+
+
+def _socket_directory(listen: object) -> Path | None:
+    try:
+        address = parse_address(listen) if isinstance(listen, str) else None
+    except ConfigError:
+        return None
+    return address.path.parent if isinstance(address, UnixAddress) else None
+
+
+def _is_absolute(value: Any) -> bool:
+    return isinstance(value, str) and value.startswith("/") and "\0" not in value
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:
+        return False  # the name is too long, or a parent may not be entered

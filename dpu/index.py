@@ -1,0 +1,350 @@
+"""The index on LMDB: chunks, segments, holders. One writer, many readers.
+
+LMDB readers see a transaction only after it is committed, and a commit is synced to the medium first: that is how
+*visible* comes to mean *complete* (rule 1) without any bookkeeping of ours.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import struct
+import subprocess
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+import lmdb
+
+from meshfusion.dpu.api.types import ChunkRecord
+from meshfusion.dpu.store import records
+from meshfusion.dpu.store.effects import (
+    DeleteChunk,
+    DeleteHolder,
+    Effect,
+    HolderRecord,
+    OpenSegment,
+    PutChunk,
+    PutHolder,
+)
+from meshfusion.jbof.errors import FormatError, MediaError
+from meshfusion.jbof.segments import SegmentRecord
+
+_POSITION = struct.Struct(">IQ")  # segment, lba: big-endian so that keys sort by position
+_META_VERSION = b"index_version"
+_META_POOL = b"pool_uuid"
+_META_EPOCH = b"epoch"
+_FENCED_KEPT = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class IndexTotals:
+    """What a full scan of the index found."""
+
+    chunk_count: int
+    payload_bytes: int
+    damaged_count: int
+
+
+class Index:
+    """An open index. All methods raise :class:`FormatError` on damage and :class:`MediaError` on I/O trouble."""
+
+    def __init__(self, env: lmdb.Environment, payload_bytes: int) -> None:
+        self._env = env
+        self.payload_bytes = payload_bytes  # of all committed chunks, kept up by the writer
+        self._meta = env.open_db(b"meta", create=False)
+        self._chunks = env.open_db(b"chunks", create=False)
+        self._positions = env.open_db(b"positions", create=False)
+        self._segments = env.open_db(b"segments", create=False)
+        self._holders = env.open_db(b"holders", create=False)
+
+    # ---- reading -------------------------------------------------------------------------------------------------
+
+    def get_many(self, keys: Iterable[bytes]) -> dict[bytes, ChunkRecord]:
+        """The records of those keys that are stored and intact."""
+        found: dict[bytes, ChunkRecord] = {}
+        with self._env.begin(db=self._chunks) as txn:
+            for key in keys:
+                value = txn.get(key)
+                if value is None:
+                    continue
+                try:
+                    found[key] = records.decode_chunk(bytes(value))
+                except FormatError:
+                    continue  # a damaged entry is a miss; `check` counts it
+        return found
+
+    def chunks_after(self, after_key: bytes, limit: int) -> list[ChunkRecord]:
+        """Up to ``limit`` intact chunks in key order, after ``after_key``."""
+        found: list[ChunkRecord] = []
+        with self._env.begin(db=self._chunks) as txn, txn.cursor() as cursor:
+            if not (cursor.set_range(after_key) if after_key else cursor.first()):
+                return found
+            for key, value in cursor:
+                if key == after_key:
+                    continue
+                if len(found) >= limit:
+                    break
+                try:
+                    found.append(records.decode_chunk(bytes(value)))
+                except FormatError:
+                    continue
+        return found
+
+    def segment_records(self) -> tuple[SegmentRecord, ...]:
+        with self._env.begin(db=self._segments) as txn, txn.cursor() as cursor:
+            return tuple(records.decode_segment(bytes(value)) for _, value in cursor)
+
+    def holder_records(self) -> tuple[HolderRecord, ...]:
+        with self._env.begin(db=self._holders) as txn, txn.cursor() as cursor:
+            return tuple(records.decode_holder(bytes(value)) for _, value in cursor)
+
+    def chunk_count(self) -> int:
+        with self._env.begin(db=self._chunks) as txn:
+            return int(txn.stat(self._chunks)["entries"])
+
+    def scan(self) -> IndexTotals:
+        """Read every chunk entry and check that it and its position entry agree."""
+        count = payload_bytes = damaged = 0
+        with self._env.begin(db=self._chunks) as txn, txn.cursor() as cursor:
+            for key, value in cursor:
+                try:
+                    record = records.decode_chunk(bytes(value))
+                except FormatError:
+                    damaged += 1
+                    continue
+                placed = all(
+                    txn.get(_POSITION.pack(s.extent.segment, s.extent.lba), db=self._positions) == key
+                    for s in record.shards
+                )
+                if record.key != key or not placed:
+                    damaged += 1
+                    continue
+                count += 1
+                payload_bytes += sum(shard.payload_bytes for shard in record.shards)
+        return IndexTotals(count, payload_bytes, damaged)
+
+    # ---- writing -------------------------------------------------------------------------------------------------
+
+    def apply(self, effects: Iterable[Effect]) -> None:
+        """All effects in one transaction; on the medium when this returns."""
+        added_bytes = 0
+        try:
+            with self._env.begin(write=True) as txn:
+                for effect in effects:
+                    added_bytes += self._apply_one(txn, effect)
+        except lmdb.Error as error:
+            raise _index_error(self._env.path(), error) from error
+        self.payload_bytes += added_bytes
+
+    def next_epoch(self) -> int:
+        """Begin a new owner epoch, durably."""
+        with self._env.begin(write=True, db=self._meta) as txn:
+            epoch = int(txn.get(_META_EPOCH, b"0")) + 1
+            txn.put(_META_EPOCH, str(epoch).encode())
+        return epoch
+
+    def epoch(self) -> int:
+        with self._env.begin(db=self._meta) as txn:
+            return int(txn.get(_META_EPOCH, b"0"))
+
+    def _apply_one(self, txn: lmdb.Transaction, effect: Effect) -> int:
+        """Returns by how much the payload of all committed chunks grows."""
+        match effect:
+            case PutChunk(record):
+                removed_bytes = self._delete_chunk(txn, record.key)
+                txn.put(record.key, records.encode_chunk(record), db=self._chunks)
+                for shard in record.shards:
+                    position = _POSITION.pack(shard.extent.segment, shard.extent.lba)
+                    txn.put(position, record.key, db=self._positions)
+                return sum(shard.payload_bytes for shard in record.shards) - removed_bytes
+            case DeleteChunk(key, extent):
+                if txn.get(_POSITION.pack(extent.segment, extent.lba), db=self._positions) == key:
+                    return -self._delete_chunk(txn, key)
+            case OpenSegment(segment):
+                removed_bytes = 0
+                for position, key in self._positions_in(txn, segment.segment):
+                    removed_bytes += self._delete_chunk(txn, key)
+                    txn.delete(position, db=self._positions)
+                txn.put(segment.segment.to_bytes(4, "big"), records.encode_segment(segment), db=self._segments)
+                return -removed_bytes
+            case PutHolder(holder):
+                txn.put(holder.holder_id.encode(), records.encode_holder(holder), db=self._holders)
+                self._prune_fenced(txn)
+            case DeleteHolder(holder_id):
+                txn.delete(holder_id.encode(), db=self._holders)
+        return 0
+
+    def _delete_chunk(self, txn: lmdb.Transaction, key: bytes) -> int:
+        """Remove a chunk and its positions; returns the payload bytes it had (0 for a damaged entry)."""
+        value = txn.get(key, db=self._chunks)
+        if value is None:
+            return 0
+        txn.delete(key, db=self._chunks)
+        try:
+            record = records.decode_chunk(bytes(value))
+        except FormatError:
+            return 0  # its positions go when their segment is opened again
+        for shard in record.shards:
+            position = _POSITION.pack(shard.extent.segment, shard.extent.lba)
+            if txn.get(position, db=self._positions) == key:
+                txn.delete(position, db=self._positions)
+        return sum(shard.payload_bytes for shard in record.shards)
+
+    def _positions_in(self, txn: lmdb.Transaction, segment: int) -> list[tuple[bytes, bytes]]:
+        found = []
+        with txn.cursor(db=self._positions) as cursor:
+            if cursor.set_range(_POSITION.pack(segment, 0)):
+                for position, key in cursor:
+                    if _POSITION.unpack(position)[0] != segment:
+                        break
+                    found.append((bytes(position), bytes(key)))
+        return found
+
+    def _prune_fenced(self, txn: lmdb.Transaction) -> None:
+        """Keep the memory of fenced incarnations bounded; their liveness files are gone in any case."""
+        if txn.stat(self._holders)["entries"] <= _FENCED_KEPT:
+            return
+        with txn.cursor(db=self._holders) as cursor:
+            fenced = [bytes(key) for key, value in cursor if records.decode_holder(bytes(value)).fenced]
+        for key in fenced[: len(fenced) // 2]:
+            txn.delete(key, db=self._holders)
+
+    # ---- closing -------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        self._env.close()
+
+    def __enter__(self) -> Index:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def map_size_bytes(capacity_bytes: int) -> int:
+    """Address space for the index: room for a chunk per 16 KiB of capacity at 1 KiB each, at least 256 MiB.
+
+    It is a limit, not a reservation: the file grows as entries come.
+    """
+    return max(256 << 20, capacity_bytes // 16)
+
+
+def create_index(path: Path, pool_uuid: str, capacity_bytes: int) -> None:
+    path.mkdir(mode=0o700)
+    env = lmdb.open(str(path), map_size=map_size_bytes(capacity_bytes), max_dbs=8)
+    try:
+        meta = env.open_db(b"meta")
+        for name in (b"chunks", b"positions", b"segments", b"holders"):
+            env.open_db(name)
+        with env.begin(write=True, db=meta) as txn:
+            txn.put(_META_VERSION, str(records.INDEX_VERSION).encode())
+            txn.put(_META_POOL, pool_uuid.encode())
+    finally:
+        env.close()
+
+
+def open_index(
+    path: Path, pool_uuid: str, capacity_bytes: int, *, payload_bytes: int = 0, readonly: bool = False
+) -> Index:
+    """Open and check that the index is of this version and belongs to this pool.
+
+    Raises :class:`FormatError` when it is missing, truncated, damaged, of another version or of another pool.
+    """
+    data = path / "data.mdb"
+    if not data.exists():
+        raise FormatError(f"the index {data} is missing", next_step=_RECREATE)
+    try:
+        env = lmdb.open(
+            str(path),
+            map_size=map_size_bytes(capacity_bytes),
+            max_dbs=8,
+            create=False,
+            readonly=readonly,
+            max_readers=512,
+        )
+    except lmdb.Error as error:
+        raise _index_error(str(path), error) from error
+    try:
+        needed_bytes = (env.info()["last_pgno"] + 1) * env.stat()["psize"]
+        if data.stat().st_size < needed_bytes:
+            raise FormatError(
+                f"the index {data} is truncated: {data.stat().st_size} bytes of {needed_bytes}", next_step=_RECREATE
+            )
+        index = Index(env, payload_bytes)
+        with env.begin(db=index._meta) as txn:
+            version, owner = txn.get(_META_VERSION), txn.get(_META_POOL)
+        if version != str(records.INDEX_VERSION).encode():
+            raise FormatError(
+                f"the index {data} has version {_text(version)}, this is version {records.INDEX_VERSION}",
+                next_step="use the MeshFusion version that made it, or create a new pool",
+            )
+        if owner != pool_uuid.encode():
+            raise FormatError(
+                f"the index {data} belongs to pool {_text(owner)}, not to {pool_uuid}",
+                next_step="point the pool at its own directory; indexes cannot be swapped",
+            )
+        return index
+    except lmdb.Error as error:
+        env.close()
+        raise _index_error(str(path), error) from error
+    except FormatError:
+        env.close()
+        raise
+
+
+def scan_in_child(path: Path, pool_uuid: str, capacity_bytes: int, *, deadline_s: float) -> IndexTotals:
+    """Scan the index in a child process: a damaged LMDB page can kill the process that reads it.
+
+    A new interpreter, not a fork: the caller may be an engine with many threads and locks.
+    Raises :class:`FormatError` when the child dies or finds damage in the structure.
+    """
+    command = [sys.executable, "-m", "meshfusion.dpu.index", str(path), pool_uuid, str(capacity_bytes)]
+    try:
+        child = subprocess.run(command, capture_output=True, text=True, timeout=deadline_s, check=False)
+    except subprocess.TimeoutExpired:
+        raise FormatError(
+            f"the index {path} could not be read within {deadline_s:.0f} s", next_step=_RECREATE
+        ) from None
+    if child.returncode != 0:
+        last_line = (child.stderr.strip().splitlines() or ["no message"])[-1]
+        raise FormatError(
+            f"the index {path} is damaged: reading it ended with exit code {child.returncode} ({last_line})",
+            next_step=_RECREATE,
+        )
+    return IndexTotals(**json.loads(child.stdout))
+
+
+def _scan_main(path: str, pool_uuid: str, capacity_bytes: str) -> None:
+    with open_index(Path(path), pool_uuid, int(capacity_bytes), readonly=True) as index:
+        index.segment_records()
+        index.holder_records()
+        print(json.dumps(dataclasses.asdict(index.scan())))
+
+
+_RECREATE = (
+    "the cached chunks are lost but nothing else is: move the pool directory away and create it anew with "
+    "`mfctl pool create`"
+)
+
+
+def _index_error(path: str, error: lmdb.Error) -> FormatError | MediaError:
+    if isinstance(error, lmdb.MapFullError):
+        return MediaError(f"the index {path} is full", next_step="create the pool with larger chunks or more capacity")
+    if isinstance(error, lmdb.DiskError | lmdb.ReadonlyError):
+        return MediaError(f"the index {path} cannot be written: {error}", next_step="check space and permissions there")
+    if "No space left" in str(error):
+        return MediaError(f"the index {path} cannot grow: {error}", next_step="free space on its filesystem")
+    return FormatError(f"the index {path} is damaged: {error}", next_step=_RECREATE)
+
+
+def _text(value: bytes | None) -> str:
+    return "unknown" if value is None else bytes(value).decode(errors="replace")
+
+
+if __name__ == "__main__":
+    _scan_main(*sys.argv[1:])

@@ -1,0 +1,179 @@
+"""Looking at a pool without owning it: status and chunks read from the index, and a check that reads every byte.
+
+Works while another process serves the pool: the index is read as a snapshot, and a chunk that does not match is only
+called damaged when its entry is still the same afterwards.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from meshfusion.dpu import index as index_module
+from meshfusion.dpu.api import types as api
+from meshfusion.dpu.pool_dir import PoolLayout, geometry_of, read_label
+from meshfusion.jbof.digest import DigestKernels, load_kernels
+from meshfusion.jbof.errors import FormatError, MediaError
+from meshfusion.jbof.format import FORMAT_VERSION, ChunkHeader, Label, decode_chunk_header
+from meshfusion.jbof.media.buffer import AlignedBuffer
+from meshfusion.jbof.media.file import DataFile, DirectMode, open_data_file
+
+PAGE_CHUNKS = 256
+SCAN_DEADLINE_S = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class CheckReport:
+    """What reading the whole pool found. ``damaged``: one line a chunk, its key first. ``index_damaged``: entries of
+    the index itself that cannot be read."""
+
+    chunks_checked: int
+    bytes_checked: int
+    damaged: tuple[str, ...]
+    index_damaged: int
+
+
+@contextlib.contextmanager
+def open_for_reading(path: Path) -> Iterator[tuple[PoolLayout, Label, index_module.Index]]:
+    """The parts of a pool, read-only. Raises FormatError or MediaError with a way out."""
+    layout = PoolLayout(path.absolute())
+    label = read_label(layout)
+    pool_uuid = str(uuid.UUID(bytes=label.pool_uuid))
+    capacity_bytes = geometry_of(label).capacity_bytes
+    with index_module.open_index(layout.index, pool_uuid, capacity_bytes, readonly=True) as index:
+        yield layout, label, index
+
+
+def inspect_pool(path: Path) -> api.PoolStatus:
+    """The pool's state as its index has it; leases, grants and pins live in the owner's memory and show as zero."""
+    layout = PoolLayout(path.absolute())
+    totals = _scan(layout)
+    with open_for_reading(path) as (_, label, index):
+        geometry = geometry_of(label)
+        used = len(index.segment_records())
+        counters = (("index_entries_damaged", totals.damaged_count), ("owned", int(is_owned(layout))))
+        return api.PoolStatus(
+            pool_uuid=str(uuid.UUID(bytes=label.pool_uuid)),
+            path=str(layout.directory),
+            format_version=FORMAT_VERSION,
+            epoch=index.epoch(),
+            lba_bytes=geometry.lba_bytes,
+            segment_bytes=geometry.segment_bytes,
+            segment_count=geometry.segment_count,
+            segments_free=geometry.segment_count - used,
+            segments_open=0,
+            segments_sealed=used,
+            segments_reclaiming=0,
+            segments_quarantined=0,
+            capacity_bytes=geometry.capacity_bytes,
+            committed_chunk_count=totals.chunk_count,
+            committed_payload_bytes=totals.payload_bytes,
+            pinned_bytes=0,
+            lease_count=0,
+            grant_count=0,
+            saves_stopped_reason="",
+            holders=(),
+            counters=counters,
+        )
+
+
+def is_owned(layout: PoolLayout) -> bool:
+    """Does a process serve this pool right now?"""
+    try:
+        descriptor = os.open(layout.lock, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return False
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+
+
+def check_pool(path: Path, progress: Callable[[int, int], None]) -> CheckReport:
+    """Read every committed chunk and compare header and digests. ``progress(checked, total)`` counts chunks."""
+    totals = _scan(PoolLayout(path.absolute()))
+    checked = checked_bytes = 0
+    damaged: list[str] = []
+    with open_for_reading(path) as (layout, label, index):
+        checker = _Checker(label)
+        with contextlib.closing(open_data_file(layout.data, writable=False, direct=DirectMode.AUTO)) as data:
+            for record in _all_chunks(index):
+                problem = checker.problem_of(record, data)
+                if problem and index.get_many((record.key,)).get(record.key) == record:
+                    damaged.append(f"{record.key.hex()}: {problem}")
+                checked += 1
+                checked_bytes += sum(shard.payload_bytes for shard in record.shards)
+                progress(checked, max(checked, totals.chunk_count))
+    return CheckReport(checked, checked_bytes, tuple(damaged), totals.damaged_count)
+
+
+class _Checker:
+    def __init__(self, label: Label) -> None:
+        self._label = label
+        self._kernels: DigestKernels | None = None
+
+    def problem_of(self, record: api.ChunkRecord, data: DataFile) -> str:
+        """What is wrong with the chunk's bytes, or ""."""
+        for shard in record.shards:
+            with contextlib.closing(AlignedBuffer(shard.extent.lba_count * self._label.lba_bytes)) as buffer:
+                try:
+                    data.read_into(shard.extent.lba, buffer.view)
+                    header_bytes = shard.payload_lba_offset * self._label.lba_bytes
+                    header = decode_chunk_header(bytes(buffer.view[:header_bytes]))
+                except (FormatError, MediaError) as error:
+                    return error.message
+                problem = self._header_problem(record, shard, header) or self._digest_problem(shard, buffer)
+            if problem:
+                return problem
+        return ""
+
+    def _header_problem(self, record: api.ChunkRecord, shard: api.Shard, header: ChunkHeader) -> str:
+        expected = {
+            "pool_uuid": self._label.pool_uuid,
+            "identity": record.identity,
+            "key": record.key,
+            "position_tokens": record.position_tokens,
+            "token_count": record.token_count,
+            "rank": shard.rank,
+            "generation": shard.extent.generation,
+            "lba": shard.extent.lba,
+            "unit_bytes": shard.unit_bytes,
+            "unit_digests": shard.unit_digests,
+        }
+        wrong = [name for name, value in expected.items() if getattr(header, name) != value]
+        return f"its header disagrees with the index in {', '.join(wrong)}" if wrong else ""
+
+    def _digest_problem(self, shard: api.Shard, buffer: AlignedBuffer) -> str:
+        if self._kernels is None or self._kernels.max_bytes < shard.unit_bytes:
+            self._kernels = load_kernels(shard.unit_bytes)
+        for unit, digest in enumerate(shard.unit_digests):
+            start = (shard.payload_lba_offset + unit * shard.unit_lba_count) * self._label.lba_bytes
+            offsets = np.array([start], dtype=np.int64)
+            if self._kernels.digest_runs(buffer.array, offsets, shard.unit_bytes) != digest:
+                return f"unit {unit} does not match its digest"
+        return ""
+
+
+def _all_chunks(index: index_module.Index) -> Iterator[api.ChunkRecord]:
+    after = b""
+    while page := index.chunks_after(after, PAGE_CHUNKS):
+        yield from page
+        after = page[-1].key
+
+
+def _scan(layout: PoolLayout) -> index_module.IndexTotals:
+    label = read_label(layout)
+    pool_uuid = str(uuid.UUID(bytes=label.pool_uuid))
+    return index_module.scan_in_child(
+        layout.index, pool_uuid, geometry_of(label).capacity_bytes, deadline_s=SCAN_DEADLINE_S
+    )

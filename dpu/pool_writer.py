@@ -1,0 +1,84 @@
+"""The pool's one writer thread: applies transactions in ticket order, grouping what has queued up into one sync."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+
+from meshfusion.dpu.index import Index
+from meshfusion.dpu.store.effects import Effect
+from meshfusion.jbof.errors import MediaError, MeshFusionError, ServiceUnavailableError
+
+_GROUP_MAX = 64
+
+
+class TransactionWriter:
+    """``settle(ticket, error)`` is called in ticket order, after the sync and before waiters wake."""
+
+    def __init__(self, index: Index, settle: Callable[[int, MeshFusionError | None], None]) -> None:
+        self._index = index
+        self._settle = settle
+        self._queue: queue.SimpleQueue[tuple[int, tuple[Effect, ...]] | None] = queue.SimpleQueue()
+        self._settled = threading.Condition()
+        self._last_settled = 0
+        self._errors: dict[int, MeshFusionError] = {}
+        self._thread = threading.Thread(target=self._run, name="meshfusion-index", daemon=True)
+        self._thread.start()
+
+    def submit(self, ticket: int, effects: tuple[Effect, ...]) -> None:
+        self._queue.put((ticket, effects))
+
+    def wait(self, ticket: int, deadline_s: float) -> None:
+        """Until the transaction of ``ticket`` is settled. Raises its error, or ServiceUnavailableError past the
+        deadline (its fate is then not known to the caller)."""
+        with self._settled:
+            if not self._settled.wait_for(lambda: self._last_settled >= ticket, timeout=deadline_s):
+                raise ServiceUnavailableError(
+                    f"the index transaction did not become durable within {deadline_s:.3f} s",
+                    next_step="check the medium that holds the pool's index",
+                )
+            error = self._errors.get(ticket)
+        if error is not None:
+            raise error
+
+    def close(self) -> None:
+        """Settle what is queued, then stop."""
+        self._queue.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        stopping = False
+        while not stopping:
+            batch = [self._queue.get()]
+            while len(batch) < _GROUP_MAX and not self._queue.empty():
+                batch.append(self._queue.get())
+            stopping = None in batch
+            self._apply([entry for entry in batch if entry is not None])
+
+    def _apply(self, batch: list[tuple[int, tuple[Effect, ...]]]) -> None:
+        if not batch:
+            return
+        error = self._try_apply([effect for _, effects in batch for effect in effects])
+        if error is not None and len(batch) > 1:
+            for entry in batch:  # one bad transaction must not take the others with it
+                self._apply([entry])
+            return
+        for ticket, _ in batch:
+            self._settle(ticket, error)
+        with self._settled:
+            self._last_settled = batch[-1][0]
+            if error is not None:
+                self._errors[batch[-1][0]] = error
+                for old in [t for t in self._errors if t < self._last_settled - 1024]:
+                    del self._errors[old]
+            self._settled.notify_all()
+
+    def _try_apply(self, effects: list[Effect]) -> MeshFusionError | None:
+        try:
+            self._index.apply(effects)
+        except MeshFusionError as error:
+            return error
+        except OSError as error:
+            return MediaError(f"the index cannot be written: {error}", next_step="check its filesystem")
+        return None

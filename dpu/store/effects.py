@@ -1,0 +1,54 @@
+"""What the store asks its surroundings to do. Effects of one step form one atomic, durable transaction."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from meshfusion.dpu.api.types import ChunkRecord, Extent
+from meshfusion.jbof.segments import SegmentRecord
+
+
+@dataclass(frozen=True, slots=True)
+class HolderRecord:
+    """A worker incarnation the service has admitted. ``fenced``: never to be readmitted (rule 3)."""
+
+    holder_id: str
+    engine_kind: str
+    engine_version: str
+    host: str
+    pid: int
+    identity: bytes
+    fenced: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PutChunk:
+    record: ChunkRecord
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteChunk:
+    """Forget ``key`` if its record still lies at ``extent``."""
+
+    key: bytes
+    extent: Extent
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSegment:
+    """Forget every chunk that has a shard in this segment, and make the record durable (rule 2)."""
+
+    record: SegmentRecord
+
+
+@dataclass(frozen=True, slots=True)
+class PutHolder:
+    record: HolderRecord
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteHolder:
+    holder_id: str
+
+
+Effect = PutChunk | DeleteChunk | OpenSegment | PutHolder | DeleteHolder

@@ -1,0 +1,100 @@
+"""Write grants: reservations of extents, and what is known of the writes under them.
+
+A grant pins its segments until its fate is known: committed, aborted by its holder (which promises that no write is
+outstanding), or its holder fenced. Time alone only makes it *expired*: its commit is refused and another writer may
+try the same chunk, but its space stays quarantined, because a silent writer may still hit it (rule 3).
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from meshfusion.dpu.api.types import Extent, ReserveItem
+from meshfusion.jbof.segments import SegmentTable
+
+
+class GrantState(enum.Enum):
+    LIVE = "live"
+    COMMITTING = "committing"  # its index entry is being made durable
+    EXPIRED = "expired"
+
+
+@dataclass(slots=True)
+class Grant:
+    grant_id: str
+    holder_id: str
+    item: ReserveItem
+    extents: tuple[Extent, ...]
+    expires_s: float
+    state: GrantState = GrantState.LIVE
+
+
+class GrantTable:
+    """All grants whose fate is not known yet."""
+
+    def __init__(self, segments: SegmentTable, *, ttl_s: float) -> None:
+        self._segments = segments
+        self._ttl_s = ttl_s
+        self._grants: dict[str, Grant] = {}
+        self._writer_of: dict[bytes, str] = {}
+        self._next = 0
+
+    def __len__(self) -> int:
+        return len(self._grants)
+
+    def __iter__(self) -> Iterator[Grant]:
+        return iter(tuple(self._grants.values()))
+
+    def count_of(self, holder_id: str) -> int:
+        return sum(grant.holder_id == holder_id for grant in self._grants.values())
+
+    def get(self, holder_id: str, grant_id: str) -> Grant | None:
+        grant = self._grants.get(grant_id)
+        return grant if grant is not None and grant.holder_id == holder_id else None
+
+    def has_writer(self, key: bytes) -> bool:
+        """Is a live grant out for this chunk? Then a second writer has nothing to do."""
+        return key in self._writer_of
+
+    def add(self, now_s: float, holder_id: str, item: ReserveItem, extents: tuple[Extent, ...]) -> Grant:
+        assert item.key not in self._writer_of
+        self._next += 1
+        grant = Grant(f"{holder_id[:8]}-g{self._next}", holder_id, item, extents, now_s + self._ttl_s)
+        for extent in extents:
+            self._segments.pin_write(extent.segment)
+        self._grants[grant.grant_id] = grant
+        self._writer_of[item.key] = grant.grant_id
+        return grant
+
+    def resolve(self, grant: Grant) -> None:
+        """The fate of every write under this grant is known: its segments are free of it."""
+        del self._grants[grant.grant_id]
+        self._forget_writer(grant)
+        for extent in grant.extents:
+            self._segments.unpin_write(extent.segment)
+
+    def expire(self, now_s: float) -> int:
+        count = 0
+        for grant in self._grants.values():
+            if grant.state is GrantState.LIVE and grant.expires_s <= now_s:
+                grant.state = GrantState.EXPIRED
+                self._forget_writer(grant)
+                count += 1
+        return count
+
+    def of_holder(self, holder_id: str) -> tuple[Grant, ...]:
+        return tuple(grant for grant in self._grants.values() if grant.holder_id == holder_id)
+
+    def quarantined_segments(self) -> frozenset[int]:
+        return frozenset(
+            extent.segment
+            for grant in self._grants.values()
+            if grant.state is GrantState.EXPIRED
+            for extent in grant.extents
+        )
+
+    def _forget_writer(self, grant: Grant) -> None:
+        if self._writer_of.get(grant.item.key) == grant.grant_id:
+            del self._writer_of[grant.item.key]

@@ -1,0 +1,122 @@
+"""How index values are encoded. Every value ends with a CRC-32 over the rest, since LMDB itself checks nothing."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+
+from meshfusion.dpu.api.types import IDENTITY_BYTES, KEY_BYTES, UNIT_DIGEST_BYTES, ChunkRecord, Extent, Shard
+from meshfusion.dpu.store.effects import HolderRecord
+from meshfusion.jbof.errors import FormatError
+from meshfusion.jbof.segments import SegmentRecord
+
+INDEX_VERSION = 1
+
+_CHUNK = struct.Struct(f"<{KEY_BYTES}s{IDENTITY_BYTES}sIQIHH")  # key identity group position tokens tenant_len shards
+_SHARD = struct.Struct("<IIIQIQIIII")  # rank nsid segment lba lba_count generation payload unit_lbas unit_bytes units
+_SEGMENT = struct.Struct("<IQQ")
+_HOLDER = struct.Struct(f"<{IDENTITY_BYTES}sQB")
+_CRC = struct.Struct("<I")
+
+
+def encode_chunk(record: ChunkRecord) -> bytes:
+    tenant = record.tenant.encode()
+    parts = [
+        _CHUNK.pack(
+            record.key,
+            record.identity,
+            record.group,
+            record.position_tokens,
+            record.token_count,
+            len(tenant),
+            len(record.shards),
+        ),
+        tenant,
+    ]
+    for shard in record.shards:
+        e = shard.extent
+        parts.append(
+            _SHARD.pack(
+                shard.rank,
+                e.namespace,
+                e.segment,
+                e.lba,
+                e.lba_count,
+                e.generation,
+                shard.payload_lba_offset,
+                shard.unit_lba_count,
+                shard.unit_bytes,
+                len(shard.unit_digests),
+            )
+        )
+        parts.extend(shard.unit_digests)
+    return _sealed(b"".join(parts))
+
+
+def decode_chunk(value: bytes) -> ChunkRecord:
+    """Raises :class:`FormatError` when the value is damaged."""
+    body = _unsealed(value, "chunk")
+    try:
+        key, identity, group, position, tokens, tenant_len, shard_count = _CHUNK.unpack_from(body)
+        at = _CHUNK.size
+        tenant = body[at : at + tenant_len].decode()
+        at += tenant_len
+        shards = []
+        for _ in range(shard_count):
+            rank, nsid, segment, lba, lbas, generation, payload, unit_lbas, unit_bytes, units = _SHARD.unpack_from(
+                body, at
+            )
+            at += _SHARD.size
+            digests = tuple(body[at + i * UNIT_DIGEST_BYTES : at + (i + 1) * UNIT_DIGEST_BYTES] for i in range(units))
+            at += units * UNIT_DIGEST_BYTES
+            extent = Extent(nsid, segment, lba, lbas, generation)
+            shards.append(Shard(rank, extent, payload, unit_lbas, unit_bytes, digests))
+    except (struct.error, UnicodeDecodeError) as error:
+        raise _damaged("chunk") from error
+    if at != len(body):
+        raise _damaged("chunk")
+    return ChunkRecord(key, identity, tenant, group, position, tokens, tuple(shards))
+
+
+def encode_segment(record: SegmentRecord) -> bytes:
+    return _sealed(_SEGMENT.pack(record.segment, record.generation, record.opened_seq))
+
+
+def decode_segment(value: bytes) -> SegmentRecord:
+    body = _unsealed(value, "segment")
+    if len(body) != _SEGMENT.size:
+        raise _damaged("segment")
+    return SegmentRecord(*_SEGMENT.unpack(body))
+
+
+def encode_holder(record: HolderRecord) -> bytes:
+    texts = "\0".join((record.holder_id, record.engine_kind, record.engine_version, record.host))
+    return _sealed(_HOLDER.pack(record.identity, record.pid, record.fenced) + texts.encode())
+
+
+def decode_holder(value: bytes) -> HolderRecord:
+    body = _unsealed(value, "holder")
+    try:
+        identity, pid, fenced = _HOLDER.unpack_from(body)
+        holder_id, kind, version, host = body[_HOLDER.size :].decode().split("\0")
+    except (struct.error, ValueError) as error:
+        raise _damaged("holder") from error
+    return HolderRecord(holder_id, kind, version, host, pid, identity, bool(fenced))
+
+
+def _sealed(body: bytes) -> bytes:
+    return body + _CRC.pack(zlib.crc32(body))
+
+
+def _unsealed(value: bytes, kind: str) -> bytes:
+    body, crc = bytes(value[: -_CRC.size]), bytes(value[-_CRC.size :])
+    if len(crc) != _CRC.size or zlib.crc32(body) != _CRC.unpack(crc)[0]:
+        raise _damaged(kind)
+    return body
+
+
+def _damaged(kind: str) -> FormatError:
+    return FormatError(
+        f"a {kind} record of the index is damaged",
+        next_step="run `mfctl pool check`; a damaged index can only be replaced by creating the pool anew",
+    )

@@ -1,0 +1,500 @@
+"""The chunk store: index decisions, leases, grants, generations, holders, epochs. No I/O, no clock.
+
+Every step takes the time and what was read from the index, changes the state, and returns a :class:`Step`: a reply and
+the effects that must become durable, in one transaction, *before* the reply leaves. The surroundings then call
+:meth:`Store.durable` (or :meth:`Store.failed`) with the step's ticket, in ticket order.
+
+The index that callers read from must show a chunk only once its transaction is durable; that is what makes *visible*
+mean *complete* (rule 1).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from meshfusion.dpu.api import types as api
+from meshfusion.dpu.store.effects import (
+    DeleteChunk,
+    DeleteHolder,
+    Effect,
+    HolderRecord,
+    OpenSegment,
+    PutChunk,
+    PutHolder,
+)
+from meshfusion.dpu.store.grants import Grant, GrantState, GrantTable
+from meshfusion.dpu.store.leases import LeaseTable
+from meshfusion.jbof.errors import ServiceError, StaleHolderError, UnsupportedError
+from meshfusion.jbof.format import header_lba_count, shard_lba_count, unit_lba_count
+from meshfusion.jbof.segments import SegmentRecord, SegmentTable
+
+Reply = TypeVar("Reply", covariant=True)
+AnyReply = TypeVar("AnyReply")
+
+SAVE_RETRY_S = 10.0  # after a failed transaction, saves are refused this long before one is tried again
+NAMESPACE = 1  # one namespace so far; extents carry it so that more can come
+
+
+@dataclass(frozen=True, slots=True)
+class StoreOptions:
+    """``lease_ttl_s``/``grant_ttl_s``: without renewal; ``holder_silence_s``: then its liveness lock is probed;
+    ``max_pinned_fraction``: of the capacity, by leases; ``quarantine_max_fraction``: at it, saves stop."""
+
+    lease_ttl_s: float = 30.0
+    grant_ttl_s: float = 60.0
+    holder_silence_s: float = 15.0
+    max_pinned_fraction: float = 0.5
+    quarantine_max_fraction: float = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Step(Generic[Reply]):
+    """A reply, and the effects that must be durable before it leaves.
+
+    ``ticket``: name it to ``durable``/``failed`` when it has effects. ``after``: a ticket of an earlier step that must
+    be durable too before this reply may leave.
+    """
+
+    reply: Reply
+    effects: tuple[Effect, ...] = ()
+    ticket: int = 0
+    after: int = 0
+
+
+@dataclass(slots=True)
+class _Holder:
+    record: HolderRecord
+    last_seen_s: float
+    current: bool  # attached in this epoch
+
+
+@dataclass(slots=True)
+class _Pending:
+    opened: list[SegmentRecord] = field(default_factory=list)
+    committing: list[tuple[Grant, api.ChunkRecord]] = field(default_factory=list)
+    fenced: list[str] = field(default_factory=list)
+
+
+class Store:
+    """State of one pool under one owner epoch."""
+
+    def __init__(
+        self,
+        segments: SegmentTable,
+        options: StoreOptions,
+        *,
+        epoch: int,
+        former_holders: Iterable[HolderRecord] = (),
+        now_s: float,
+    ) -> None:
+        self.segments = segments
+        self.options = options
+        self.epoch = epoch
+        self.leases = LeaseTable(segments, ttl_s=options.lease_ttl_s)
+        self.grants = GrantTable(segments, ttl_s=options.grant_ttl_s)
+        self.counters: Counter[str] = Counter()
+        self._stopped_reason = ""
+        self._stopped_until_s = now_s
+        self._holders: dict[str, _Holder] = {}
+        self._fenced: set[str] = set()
+        for record in former_holders:
+            if record.fenced:
+                self._fenced.add(record.holder_id)
+            else:
+                self._holders[record.holder_id] = _Holder(record, last_seen_s=now_s, current=False)
+        self._pending: dict[int, _Pending] = {}
+        self._opening: dict[int, int] = {}  # segment -> ticket of its opening
+        self._ticket = 0
+
+    # ---- holders -------------------------------------------------------------------------------------------------
+
+    def attach(self, now_s: float, request: api.AttachRequest) -> Step[str]:
+        """Admit a worker incarnation; the reply is its holder id. Attaching again is idempotent.
+
+        A holder of an earlier epoch that attaches promises that no write from that epoch is outstanding.
+        """
+        _refuse_unserved(request)
+        holder_id = request.incarnation
+        if holder_id in self._fenced:
+            raise StaleHolderError(
+                f"worker incarnation {holder_id} was fenced and is never admitted again",
+                next_step="restart the engine: a new process gets a new incarnation",
+            )
+        record = HolderRecord(
+            holder_id, request.engine_kind, request.engine_version, request.host, request.pid, request.identity
+        )
+        known = self._holders.get(holder_id)
+        self._holders[holder_id] = _Holder(record, last_seen_s=now_s, current=True)
+        if known is not None and known.record == record:
+            return Step(holder_id)
+        return self._step(holder_id, (PutHolder(record),), _Pending())
+
+    def detach(self, now_s: float, request: api.DetachRequest) -> Step[None]:
+        """The holder leaves and promises that no write is outstanding."""
+        if request.holder_id not in self._holders:
+            return Step(None)
+        self._forget_holder(request.holder_id)
+        return self._step(None, (DeleteHolder(request.holder_id),), _Pending())
+
+    def heartbeat(self, now_s: float, request: api.HeartbeatRequest) -> api.HeartbeatReply:
+        self._holder(now_s, request.holder_id, request.epoch)
+        return api.HeartbeatReply(self.leases.renew(now_s, request.holder_id, request.lease_ids))
+
+    def holders_to_probe(self, now_s: float) -> tuple[str, ...]:
+        """Holders whose liveness lock should be tried: silent ones and those of an earlier epoch."""
+        return tuple(
+            holder_id
+            for holder_id, holder in self._holders.items()
+            if not holder.current or now_s - holder.last_seen_s >= self.options.holder_silence_s
+        )
+
+    def liveness_lock_free(self, now_s: float, holder_id: str) -> Step[None]:
+        """The holder's liveness lock was taken from it: no process of it exists, so no write of it is in flight."""
+        if holder_id not in self._holders:
+            return Step(None)
+        record = self._holders[holder_id].record
+        fenced = HolderRecord(
+            record.holder_id, record.engine_kind, record.engine_version, record.host, record.pid, record.identity, True
+        )
+        self._fenced.add(holder_id)
+        return self._step(None, (PutHolder(fenced),), _Pending(fenced=[holder_id]))
+
+    # ---- reading -------------------------------------------------------------------------------------------------
+
+    def match(self, now_s: float, request: api.MatchRequest, found: Mapping[bytes, api.ChunkRecord]) -> api.MatchReply:
+        """The longest stored prefix of ``request.keys``, leased. ``found``: what the index holds for those keys."""
+        holder = self._holder(now_s, request.holder_id, None)
+        matched: list[api.ChunkRecord] = []
+        for i, key in enumerate(request.keys):
+            record = found.get(key)
+            if record is None or not self._is_servable(record, key, holder, request, i):
+                break
+            matched.append(record)
+        self.counters["match_requests"] += 1
+        self.counters["match_keys"] += len(request.keys)
+        payload_bytes = sum(shard.payload_bytes for record in matched for shard in record.shards)
+        limit_bytes = self.options.max_pinned_fraction * self.segments.geometry.capacity_bytes
+        if self.leases.pinned_bytes + payload_bytes > limit_bytes:
+            self.counters["match_refused_pins"] += 1
+            return api.MatchReply("", ())
+        if not matched:
+            return api.MatchReply("", ())
+        touched = {shard.extent.segment for record in matched for shard in record.shards}
+        for segment in touched:
+            self.segments.used(segment, now_s)
+        lease = self.leases.grant(now_s, request.holder_id, request.request_id, touched, payload_bytes)
+        self.counters["matched_chunks"] += len(matched)
+        return api.MatchReply(lease.lease_id, tuple(matched))
+
+    def release(self, now_s: float, request: api.ReleaseRequest) -> None:
+        for lease_id in request.lease_ids:
+            self.leases.release(request.holder_id, lease_id)
+
+    def is_readable(self, record: api.ChunkRecord) -> bool:
+        """Does every shard still lie where the record says, under the same generation?"""
+        return all(self.segments.is_readable(s.extent.segment, s.extent.generation) for s in record.shards)
+
+    def drop(self, now_s: float, request: api.DropRequest, found: api.ChunkRecord | None) -> Step[bool]:
+        """Forget a chunk whose bytes did not match, unless it has been written anew since."""
+        self.counters["dropped_reports"] += 1
+        if found is None or all(shard.extent != request.extent for shard in found.shards):
+            return Step(False)
+        self.counters["dropped_chunks"] += 1
+        return self._step(True, (DeleteChunk(request.key, request.extent),), _Pending())
+
+    # ---- writing -------------------------------------------------------------------------------------------------
+
+    def reserve(
+        self, now_s: float, request: api.ReserveRequest, stored: Mapping[bytes, api.ChunkRecord]
+    ) -> Step[api.ReserveReply]:
+        """Extents for the items nobody has stored or is writing. ``stored``: index entries of the items' keys."""
+        self._holder(now_s, request.holder_id, request.epoch)
+        for item in request.items:
+            self._check_item(item)
+        pending = _Pending()
+        after = 0
+        results: list[api.ReserveResult] = []
+        for item in request.items:
+            result = self._reserve_item(now_s, request.holder_id, item, stored, pending)
+            results.append(result)
+            self.counters[f"reserve_{result.outcome.value}"] += 1
+            after = max([after, *(self._opening.get(extent.segment, 0) for extent in result.extents)])
+        reply = api.ReserveReply(tuple(results))
+        if not pending.opened:
+            return Step(reply, after=after)
+        step = self._step(reply, tuple(OpenSegment(record) for record in pending.opened), pending, after=after)
+        for record in pending.opened:
+            self._opening[record.segment] = step.ticket
+        return step
+
+    def commit(self, now_s: float, request: api.CommitRequest) -> Step[api.CommitReply]:
+        """Data and flush are done; make the chunks visible. Refused once expiry began (rule 3)."""
+        holder = self._holder(now_s, request.holder_id, request.epoch)
+        for item in request.items:
+            self._check_commit(request.holder_id, item)
+        pending = _Pending()
+        committed: list[bool] = []
+        for item in request.items:
+            grant = self.grants.get(request.holder_id, item.grant_id)
+            if grant is None or grant.state is GrantState.COMMITTING:
+                committed.append(False)
+                continue
+            if grant.state is GrantState.EXPIRED or grant.expires_s <= now_s:
+                self.grants.resolve(grant)  # the holder has answered: nothing of it is in flight
+                self.counters["commit_refused_expired"] += 1
+                committed.append(False)
+                continue
+            record = self._record_of(grant, item, holder.record)
+            grant.state = GrantState.COMMITTING
+            pending.committing.append((grant, record))
+            committed.append(True)
+        reply = api.CommitReply(tuple(committed))
+        if not pending.committing:
+            return Step(reply)
+        return self._step(reply, tuple(PutChunk(record) for _, record in pending.committing), pending)
+
+    def abort(self, now_s: float, request: api.AbortRequest) -> None:
+        """The holder gives grants back and promises that no write under them is outstanding."""
+        for grant_id in request.grant_ids:
+            grant = self.grants.get(request.holder_id, grant_id)
+            if grant is not None and grant.state is not GrantState.COMMITTING:
+                self.grants.resolve(grant)
+                self.counters["grants_aborted"] += 1
+
+    # ---- time and outcomes ---------------------------------------------------------------------------------------
+
+    def tick(self, now_s: float) -> None:
+        """Let leases lapse and grants expire."""
+        self.counters["leases_lapsed"] += self.leases.expire(now_s)
+        self.counters["grants_expired"] += self.grants.expire(now_s)
+
+    def durable(self, ticket: int) -> None:
+        """The transaction of this ticket is on the medium."""
+        self._stopped_reason = ""
+        pending = self._pending.pop(ticket)
+        for record in pending.opened:
+            self.segments.opened(record)
+            if self._opening.get(record.segment) == ticket:
+                del self._opening[record.segment]
+        for grant, chunk in pending.committing:
+            self.grants.resolve(grant)
+            self.counters["committed_chunks"] += 1
+            self.counters["committed_bytes"] += sum(shard.payload_bytes for shard in chunk.shards)
+        for holder_id in pending.fenced:
+            self._forget_holder(holder_id)
+            self.counters["holders_fenced"] += 1
+
+    def failed(self, now_s: float, ticket: int, reason: str) -> None:
+        """The transaction of this ticket did not happen. Saves stop for a while; hits go on."""
+        self._stopped_reason = reason
+        self._stopped_until_s = now_s + SAVE_RETRY_S
+        self.counters["transactions_failed"] += 1
+        pending = self._pending.pop(ticket)
+        for record in pending.opened:
+            self._opening.pop(record.segment, None)
+            for grant in self.grants:
+                if any(e.segment == record.segment and e.generation == record.generation for e in grant.extents):
+                    self.grants.resolve(grant)  # its extents never left: replies wait for the opening
+            self.segments.open_failed(record)
+        for grant, _ in pending.committing:
+            if grant.state is GrantState.COMMITTING:
+                self.grants.resolve(grant)
+        for holder_id in pending.fenced:
+            self._fenced.discard(holder_id)
+
+    @property
+    def saves_stopped_reason(self) -> str:
+        """ "" while saves are accepted."""
+        if self._stopped_reason:
+            return self._stopped_reason
+        if self._quarantine_full():
+            return f"{self.quarantined_segment_count()} segments are quarantined: their writers are silent, not fenced"
+        return ""
+
+    def quarantined_segment_count(self) -> int:
+        return len(self.grants.quarantined_segments())
+
+    def holder_statuses(self, now_s: float) -> tuple[api.HolderStatus, ...]:
+        return tuple(
+            api.HolderStatus(
+                holder_id=holder_id,
+                engine_kind=holder.record.engine_kind,
+                engine_version=holder.record.engine_version,
+                host=holder.record.host,
+                pid=holder.record.pid,
+                lease_count=self.leases.count_of(holder_id),
+                grant_count=self.grants.count_of(holder_id),
+                silent_s=now_s - holder.last_seen_s,
+                state=self._holder_state(holder, now_s),
+            )
+            for holder_id, holder in self._holders.items()
+        )
+
+    # ---- inside --------------------------------------------------------------------------------------------------
+
+    def _holder_state(self, holder: _Holder, now_s: float) -> str:
+        if not holder.current:
+            return "former"
+        return "silent" if now_s - holder.last_seen_s >= self.options.holder_silence_s else "live"
+
+    def _step(self, reply: AnyReply, effects: tuple[Effect, ...], pending: _Pending, after: int = 0) -> Step[AnyReply]:
+        self._ticket += 1
+        self._pending[self._ticket] = pending
+        return Step(reply, effects, self._ticket, after)
+
+    def _holder(self, now_s: float, holder_id: str, epoch: int | None) -> _Holder:
+        holder = self._holders.get(holder_id)
+        if holder is None or not holder.current or holder_id in self._fenced or epoch not in (None, self.epoch):
+            raise StaleHolderError(
+                f"holder {holder_id!r} is not attached to this service in epoch {self.epoch}",
+                next_step="attach again; grants and leases from before are void",
+            )
+        holder.last_seen_s = now_s
+        return holder
+
+    def _forget_holder(self, holder_id: str) -> None:
+        """Its writes are all known to be over: give back everything it held."""
+        self.leases.drop_holder(holder_id)
+        for grant in self.grants.of_holder(holder_id):
+            if grant.state is not GrantState.COMMITTING:
+                self.grants.resolve(grant)
+        self._holders.pop(holder_id, None)
+
+    def _is_servable(
+        self, record: api.ChunkRecord, key: bytes, holder: _Holder, request: api.MatchRequest, i: int
+    ) -> bool:
+        servable = (
+            record.key == key
+            and record.identity == holder.record.identity
+            and record.group == request.group
+            and record.position_tokens == i * request.chunk_tokens
+            and record.token_count == request.chunk_tokens
+        )
+        if not servable:
+            self.counters["match_refused_mismatch"] += 1
+            return False
+        return self.is_readable(record)
+
+    def _reserve_item(
+        self,
+        now_s: float,
+        holder_id: str,
+        item: api.ReserveItem,
+        stored: Mapping[bytes, api.ChunkRecord],
+        pending: _Pending,
+    ) -> api.ReserveResult:
+        existing = stored.get(item.key)
+        if existing is not None and self.is_readable(existing):
+            return api.ReserveResult(api.ReserveOutcome.EXISTS)
+        if self.grants.has_writer(item.key):
+            return api.ReserveResult(api.ReserveOutcome.BUSY)
+        if self._stopped_reason and now_s < self._stopped_until_s:
+            return api.ReserveResult(api.ReserveOutcome.NO_SPACE)
+        if self._quarantine_full():
+            return api.ReserveResult(api.ReserveOutcome.NO_SPACE)
+        extents = []
+        for shard in item.shards:
+            extent = self._allocate(now_s, shard, pending)
+            if extent is None:
+                return api.ReserveResult(api.ReserveOutcome.NO_SPACE)
+            extents.append(extent)
+        grant = self.grants.add(now_s, holder_id, item, tuple(extents))
+        return api.ReserveResult(api.ReserveOutcome.GRANTED, grant.grant_id, grant.extents)
+
+    def _check_item(self, item: api.ReserveItem) -> None:
+        """Refuse before anything is changed."""
+        if item.copies != 1 or item.group != 0 or [shard.rank for shard in item.shards] != [0]:
+            raise UnsupportedError(
+                f"a chunk with copies={item.copies}, group={item.group}, ranks={[s.rank for s in item.shards]} is not "
+                "served yet",
+                next_step="use one copy, group 0 and rank 0",
+            )
+        geometry = self.segments.geometry
+        for shard in item.shards:
+            lba_count = shard_lba_count(shard.unit_bytes, shard.unit_count, geometry.lba_bytes)
+            if lba_count > geometry.segment_lba_count:
+                raise ServiceError(
+                    f"a chunk shard of {lba_count} logical blocks does not fit a segment of "
+                    f"{geometry.segment_lba_count}",
+                    next_step="create the pool with a larger --segment-size, or lower chunk_min_bytes in the connector",
+                )
+
+    def _check_commit(self, holder_id: str, item: api.CommitItem) -> None:
+        """Refuse before anything is changed."""
+        grant = self.grants.get(holder_id, item.grant_id)
+        if grant is None:
+            return
+        wanted = tuple(shard.unit_count for shard in grant.item.shards)
+        got = tuple(len(digests) for digests in item.unit_digests)
+        if wanted != got or any(len(d) != api.UNIT_DIGEST_BYTES for digests in item.unit_digests for d in digests):
+            raise ServiceError(
+                f"commit of grant {grant.grant_id} carries {got} unit digests, its shards have {wanted}",
+                next_step="send one 8-byte digest per unit of every shard",
+            )
+
+    def _quarantine_full(self) -> bool:
+        limit = self.options.quarantine_max_fraction * self.segments.geometry.segment_count
+        return self.quarantined_segment_count() > limit
+
+    def _allocate(self, now_s: float, shard: api.ShardSize, pending: _Pending) -> api.Extent | None:
+        lba_count = shard_lba_count(shard.unit_bytes, shard.unit_count, self.segments.geometry.lba_bytes)
+        allocation = self.segments.allocate(lba_count)
+        if allocation is None:
+            record = self.segments.open_next(now_s, self._may_reclaim)
+            if record is None:
+                return None
+            pending.opened.append(record)
+            self.counters["segments_opened"] += 1
+            allocation = self.segments.allocate(lba_count)
+            assert allocation is not None
+        return api.Extent(NAMESPACE, allocation.segment, allocation.lba, allocation.lba_count, allocation.generation)
+
+    def _may_reclaim(self, segment: int) -> bool:
+        """Nothing is reclaimed until every holder of an earlier epoch has re-asserted itself or is fenced."""
+        return all(holder.current for holder in self._holders.values())
+
+    def _record_of(self, grant: Grant, item: api.CommitItem, holder: HolderRecord) -> api.ChunkRecord:
+        lba_bytes = self.segments.geometry.lba_bytes
+        shards = tuple(
+            api.Shard(
+                rank=size.rank,
+                extent=extent,
+                payload_lba_offset=header_lba_count(size.unit_count, lba_bytes),
+                unit_lba_count=unit_lba_count(size.unit_bytes, lba_bytes),
+                unit_bytes=size.unit_bytes,
+                unit_digests=digests,
+            )
+            for size, extent, digests in zip(grant.item.shards, grant.extents, item.unit_digests, strict=True)
+        )
+        return api.ChunkRecord(
+            key=grant.item.key,
+            identity=holder.identity,
+            tenant="default",
+            group=grant.item.group,
+            position_tokens=grant.item.position_tokens,
+            token_count=grant.item.token_count,
+            shards=shards,
+        )
+
+
+def _refuse_unserved(request: api.AttachRequest) -> None:
+    unserved = []
+    if request.api_version != api.API_VERSION:
+        unserved.append(f"api_version {request.api_version} (served: {api.API_VERSION})")
+    if request.tenant != "default":
+        unserved.append(f"tenant {request.tenant!r} (served: 'default')")
+    if request.rank_count != 1:
+        unserved.append(f"rank_count {request.rank_count} (served: 1)")
+    if request.handoff_token:
+        unserved.append("a hand-off token")
+    if request.engine_kind != "vllm":
+        unserved.append(f"engine_kind {request.engine_kind!r} (served: 'vllm')")
+    if len(request.identity) != api.IDENTITY_BYTES:
+        unserved.append(f"an identity of {len(request.identity)} bytes (served: {api.IDENTITY_BYTES})")
+    if unserved:
+        raise UnsupportedError(
+            "not served yet: " + "; ".join(unserved), next_step="change these values or use a newer service"
+        )

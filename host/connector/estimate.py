@@ -1,0 +1,62 @@
+"""Is loading faster than recomputing? A first estimate from measured rates (rule 8).
+
+Rates are taken from what this engine did: bytes and seconds of finished loads, tokens and seconds of prefill steps.
+Until both are known a load is assumed to be worth it, since that is how the first one gets measured.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from dataclasses import dataclass
+
+PREFILL_STEP_TOKENS_MIN = 64  # smaller steps are mostly overhead and decode
+SAMPLES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class EstimateOptions:
+    """``load_overhead_s``: lookup to first byte. ``abandon_factor``/``abandon_floor_s``: a load that runs over
+    ``max(floor, factor * estimate)`` is abandoned. ``assumed_load_bytes_per_s``: before anything was measured."""
+
+    load_overhead_s: float = 0.005
+    abandon_factor: float = 2.0
+    abandon_floor_s: float = 2.0
+    assumed_load_bytes_per_s: float = 100e6
+
+
+class LoadEstimate:
+    """Medians over the last few samples: robust against one slow step or one cold read."""
+
+    def __init__(self, options: EstimateOptions) -> None:
+        self._options = options
+        self._load_bytes_per_s: deque[float] = deque(maxlen=SAMPLES)
+        self._prefill_tokens_per_s: deque[float] = deque(maxlen=SAMPLES)
+
+    def observe_load(self, load_bytes: int, seconds: float) -> None:
+        if load_bytes > 0 and seconds > 0:
+            self._load_bytes_per_s.append(load_bytes / seconds)
+
+    def observe_prefill(self, tokens: int, seconds: float) -> None:
+        """A step that computed ``tokens`` took ``seconds``."""
+        if tokens >= PREFILL_STEP_TOKENS_MIN and seconds > 0:
+            self._prefill_tokens_per_s.append(tokens / seconds)
+
+    def load_s(self, load_bytes: int) -> float:
+        """Expected seconds to load ``load_bytes``."""
+        rate = (
+            statistics.median(self._load_bytes_per_s)
+            if self._load_bytes_per_s
+            else self._options.assumed_load_bytes_per_s
+        )
+        return self._options.load_overhead_s + load_bytes / rate
+
+    def abandon_after_s(self, load_bytes: int) -> float:
+        return max(self._options.abandon_floor_s, self._options.abandon_factor * self.load_s(load_bytes))
+
+    def is_load_worth(self, tokens: int, load_bytes: int) -> bool:
+        """Would loading ``load_bytes`` beat recomputing ``tokens``?"""
+        if not self._prefill_tokens_per_s or not self._load_bytes_per_s:
+            return True
+        recompute_s = tokens / statistics.median(self._prefill_tokens_per_s)
+        return self.load_s(load_bytes) < recompute_s

@@ -1,0 +1,275 @@
+"""One request's way through the cache, as a state machine: looked up, promised, loading, done.
+
+No I/O and no clock: time and answers come in, effects go out. It keeps rule 7 (the same absolute boundary is promised
+until released, and nothing outlives its request) and the lookup part of rule 8 (an answer within the deadline, or a
+miss). The engine may ask about a request any number of times, admit it with less than was promised, preempt it, or
+never schedule it at all; every path ends in exactly one release of its lease.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from meshfusion.dpu.api.types import ChunkRecord, Shard
+
+
+@dataclass(frozen=True, slots=True)
+class StartMatch:
+    """Ask the service about this request's leading chunks. ``attempt`` comes back with the answer."""
+
+    request_id: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseLease:
+    lease_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class UnitLoad:
+    """One unit (block) to bring into device memory. ``block_index`` counts the request's blocks from 0."""
+
+    block_index: int
+    block_id: int
+    key: bytes
+    shard: Shard
+    unit: int
+
+
+@dataclass(frozen=True, slots=True)
+class StartLoad:
+    request_id: str
+    units: tuple[UnitLoad, ...]
+    load_bytes: int
+
+
+Effect = StartMatch | ReleaseLease | StartLoad
+
+
+class Phase(enum.Enum):
+    LOOKING = "looking"
+    PROMISED = "promised"
+    MISSED = "missed"
+    LOADING = "loading"
+    IDLE = "idle"  # admitted, or its promise was released: the next question starts a new lookup
+
+
+@dataclass(slots=True)
+class _Lookup:
+    phase: Phase
+    attempt: int = 0
+    deadline_s: float = 0.0
+    promised_s: float = 0.0
+    chunks: tuple[ChunkRecord, ...] = ()
+    lease_id: str = ""
+    local_tokens: int = 0
+    may_reuse: bool = True  # False after a failed load: it is recomputed, never retried
+    is_finished: bool = False
+    is_answered: bool = False  # a number was given for this promise: it may not change any more
+
+
+@dataclass(frozen=True, slots=True)
+class LookupOptions:
+    """``deadline_s``: a lookup that takes longer counts as a miss. ``soft_lease_max_s``: an unused promise is given
+    back after this time. ``early_lookups_max``: how many requests may hold a promise before the engine asks."""
+
+    deadline_s: float = 0.020
+    soft_lease_max_s: float = 120.0
+    early_lookups_max: int = 256
+
+
+class Lookups:
+    """All requests of one scheduler. ``blocks_per_chunk`` and ``block_tokens`` fix what a chunk is."""
+
+    def __init__(self, options: LookupOptions, *, block_tokens: int, blocks_per_chunk: int) -> None:
+        self._options = options
+        self._block_tokens = block_tokens
+        self._blocks_per_chunk = blocks_per_chunk
+        self._lookups: dict[str, _Lookup] = {}
+        self._attempts = 0
+        self.counters: Counter[str] = Counter()
+
+    # ---- from the engine -----------------------------------------------------------------------------------------
+
+    def new_request(self, now_s: float, request_id: str) -> list[Effect]:
+        """A request arrived. Its lookup starts now, long before the scheduler asks."""
+        lookup = _Lookup(Phase.IDLE)
+        self._lookups[request_id] = lookup
+        busy = sum(other.phase in (Phase.LOOKING, Phase.PROMISED) for other in self._lookups.values())
+        return [self._look(now_s, request_id, lookup)] if busy < self._options.early_lookups_max else []
+
+    def query(
+        self, now_s: float, request_id: str, local_tokens: int, is_load_worth: Callable[[int, int], bool]
+    ) -> tuple[int | None, list[Effect]]:
+        """How many tokens beyond ``local_tokens`` can be loaded? None: ask again.
+
+        ``is_load_worth(tokens, bytes)`` decides once per promise whether loading beats recomputing (rule 8).
+        """
+        lookup = self._lookups.setdefault(request_id, _Lookup(Phase.IDLE))
+        lookup.local_tokens = local_tokens
+        if not lookup.may_reuse:
+            return 0, []
+        if lookup.phase is Phase.PROMISED and now_s - lookup.promised_s > self._options.soft_lease_max_s:
+            self.counters["promises_too_old"] += 1
+            release = self._release(lookup)
+            return None, [*release, self._look(now_s, request_id, lookup)]
+        if lookup.phase is Phase.IDLE:
+            return None, [self._look(now_s, request_id, lookup)]
+        if lookup.phase is Phase.LOOKING:
+            if now_s < lookup.deadline_s:
+                return None, []
+            self.counters["lookups_timed_out"] += 1
+            lookup.phase = Phase.MISSED  # the late answer is released when it comes
+        if lookup.phase is not Phase.PROMISED:
+            return 0, []
+        tokens = max(0, self._boundary_tokens(lookup) - local_tokens)
+        if not lookup.is_answered and tokens > 0:
+            lookup.is_answered = True
+            if not is_load_worth(tokens, self._load_bytes(lookup, local_tokens)):
+                self.counters["loads_not_worth"] += 1
+                effects = self._release(lookup)
+                lookup.phase = Phase.MISSED
+                return 0, effects
+        return tokens, []
+
+    def allocated(self, request_id: str, external_tokens: int, block_ids: Sequence[int]) -> list[Effect]:
+        """The request was admitted; ``external_tokens`` of it are ours to load (the scheduler may have trimmed them).
+
+        ``block_ids``: the device blocks of the whole request, in order.
+        """
+        lookup = self._lookups.get(request_id)
+        if external_tokens == 0:
+            if lookup is None or lookup.phase is Phase.LOADING:
+                return []  # also the second call, after an asynchronous load
+            effects = self._release(lookup)
+            lookup.phase = Phase.IDLE
+            return effects
+        assert lookup is not None, f"{request_id}: tokens allocated that were never promised"
+        assert lookup.phase is Phase.PROMISED, f"{request_id}: allocated while {lookup.phase}"
+        first, last = lookup.local_tokens, lookup.local_tokens + external_tokens
+        assert last <= self._boundary_tokens(lookup), f"{request_id}: {last} tokens allocated beyond the promise"
+        assert first % self._block_tokens == 0, first
+        assert last % self._block_tokens == 0, last
+        units = tuple(
+            self._unit(lookup, index, block_ids[index])
+            for index in range(first // self._block_tokens, last // self._block_tokens)
+        )
+        lookup.phase = Phase.LOADING
+        self.counters["loads_started"] += 1
+        return [StartLoad(request_id, units, sum(unit.shard.unit_bytes for unit in units))]
+
+    def finished(self, request_id: str) -> list[Effect]:
+        """Finished, aborted or failed; also requests that were never scheduled. A load under way keeps its lease."""
+        lookup = self._lookups.get(request_id)
+        if lookup is None:
+            return []
+        lookup.is_finished = True
+        if lookup.phase is Phase.LOADING:
+            return []
+        del self._lookups[request_id]  # a late answer finds nobody and is released
+        return self._release(lookup)
+
+    # ---- from the service and the workers ------------------------------------------------------------------------
+
+    def matched(
+        self, now_s: float, request_id: str, attempt: int, lease_id: str, chunks: tuple[ChunkRecord, ...]
+    ) -> list[Effect]:
+        """The service answered. A late or orphaned answer is given back at once."""
+        lookup = self._lookups.get(request_id)
+        if lookup is None or lookup.phase is not Phase.LOOKING or lookup.attempt != attempt:
+            return [ReleaseLease(lease_id)] if lease_id else []
+        if not chunks:
+            lookup.phase = Phase.MISSED
+            return [ReleaseLease(lease_id)] if lease_id else []
+        for i, chunk in enumerate(chunks):
+            assert chunk.position_tokens == i * self._chunk_tokens, (i, chunk.position_tokens)
+        lookup.phase = Phase.PROMISED
+        lookup.promised_s = now_s
+        lookup.chunks, lookup.lease_id = chunks, lease_id
+        lookup.is_answered = False
+        self.counters["hits"] += 1
+        return []
+
+    def leases_lost(self, lease_ids: Sequence[str]) -> None:
+        """The service no longer knows these leases: their promises end; loads under way rely on rule 4."""
+        lost = set(lease_ids)
+        for lookup in self._lookups.values():
+            if lookup.lease_id in lost:
+                lookup.lease_id = ""
+                if lookup.phase is Phase.PROMISED:
+                    lookup.phase = Phase.IDLE
+                    lookup.chunks = ()
+                    self.counters["promises_lost"] += 1
+
+    def load_finished(self, request_id: str, *, failed: bool) -> list[Effect]:
+        """The workers have reported this load, well or not. After a failure the request never loads again."""
+        lookup = self._lookups.get(request_id)
+        if lookup is None or lookup.phase is not Phase.LOADING:
+            return []
+        effects = self._release(lookup)
+        lookup.phase = Phase.IDLE
+        if failed:
+            lookup.may_reuse = False
+            self.counters["loads_failed"] += 1
+        if lookup.is_finished:
+            del self._lookups[request_id]
+        return effects
+
+    def reset(self) -> list[Effect]:
+        """The cache was reset: every promise ends. Loads under way are left to finish."""
+        effects: list[Effect] = []
+        for lookup in self._lookups.values():
+            if lookup.phase in (Phase.PROMISED, Phase.LOOKING):
+                effects += self._release(lookup)
+                lookup.phase = Phase.IDLE
+        return effects
+
+    # ---- reading -------------------------------------------------------------------------------------------------
+
+    def live_lease_ids(self) -> tuple[str, ...]:
+        return tuple(lookup.lease_id for lookup in self._lookups.values() if lookup.lease_id)
+
+    def matched_chunk_count(self, request_id: str) -> int:
+        """Leading chunks of this request known to be stored."""
+        lookup = self._lookups.get(request_id)
+        return len(lookup.chunks) if lookup else 0
+
+    def __len__(self) -> int:
+        return len(self._lookups)
+
+    # ---- inside --------------------------------------------------------------------------------------------------
+
+    @property
+    def _chunk_tokens(self) -> int:
+        return self._block_tokens * self._blocks_per_chunk
+
+    def _boundary_tokens(self, lookup: _Lookup) -> int:
+        return len(lookup.chunks) * self._chunk_tokens
+
+    def _look(self, now_s: float, request_id: str, lookup: _Lookup) -> StartMatch:
+        assert not lookup.lease_id
+        self._attempts += 1
+        lookup.phase = Phase.LOOKING
+        lookup.attempt = self._attempts
+        lookup.deadline_s = now_s + self._options.deadline_s
+        lookup.chunks = ()
+        self.counters["lookups"] += 1
+        return StartMatch(request_id, lookup.attempt)
+
+    def _release(self, lookup: _Lookup) -> list[Effect]:
+        lease_id, lookup.lease_id = lookup.lease_id, ""
+        return [ReleaseLease(lease_id)] if lease_id else []
+
+    def _unit(self, lookup: _Lookup, block_index: int, block_id: int) -> UnitLoad:
+        chunk = lookup.chunks[block_index // self._blocks_per_chunk]
+        (shard,) = chunk.shards
+        return UnitLoad(block_index, block_id, chunk.key, shard, block_index % self._blocks_per_chunk)
+
+    def _load_bytes(self, lookup: _Lookup, local_tokens: int) -> int:
+        first_block = local_tokens // self._block_tokens
+        block_count = len(lookup.chunks) * self._blocks_per_chunk - first_block
+        return block_count * lookup.chunks[0].shards[0].unit_bytes

@@ -1,0 +1,31 @@
+"""Opening the pool for an engine: embedded in this process, or a service elsewhere on this machine."""
+
+from __future__ import annotations
+
+import logging
+
+from meshfusion.dpu.api import types as api
+from meshfusion.host.connector.config import ConnectorConfig, EmbeddedPool
+
+logger = logging.getLogger("meshfusion.pool")
+
+
+def open_service(config: ConnectorConfig) -> api.ChunkService:
+    """Raises a :class:`MeshFusionError` that says what is wrong with the pool or the service."""
+    if config.service is not None:
+        from meshfusion.dpu.api.client import GrpcChunkService
+
+        return GrpcChunkService(config.service)
+    assert config.pool is not None
+    return _open_embedded(config.pool)
+
+
+def _open_embedded(pool: EmbeddedPool) -> api.ChunkService:
+    # The embedded form is the service itself, in this process: the one place where the host reaches past the API.
+    from meshfusion.dpu.pool import Pool
+    from meshfusion.dpu.pool_dir import create_pool
+
+    if not pool.path.exists():
+        create_pool(pool.path, size_bytes=pool.size, segment_bytes=pool.segment_size)
+        logger.info("made a new pool of %d bytes at %s", pool.size, pool.path)
+    return Pool.open(pool.path)

@@ -1,0 +1,378 @@
+"""The scheduler's half: answers before scheduling, rolls back when nothing comes of it, plans loads and saves.
+
+Every method runs on the scheduler's thread and only moves values: whatever may block lives in :class:`PoolClient`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from meshfusion.dpu.api import types as api
+from meshfusion.host.connector.config import ConnectorConfig
+from meshfusion.host.connector.estimate import EstimateOptions, LoadEstimate
+from meshfusion.host.connector.lookups import Effect, LookupOptions, Lookups, ReleaseLease, StartLoad, StartMatch
+from meshfusion.host.connector.saves import ChunkSave, GrantedSave, SaveOptions, Saves
+from meshfusion.host.connector.vllm.messages import (
+    LoadOrder,
+    LoadReport,
+    SaveOrder,
+    StepOrders,
+    StepReport,
+    WorkerFacts,
+)
+from meshfusion.host.kv.adapters import AdapterDigests
+from meshfusion.host.kv.identity import chunk_key
+from meshfusion.host.path.staged import ShardWritten, UnitRead
+from meshfusion.host.pool_client import (
+    Attached,
+    Committed,
+    Event,
+    LeasesLost,
+    Matched,
+    PoolClient,
+    Reserved,
+    ReserveWish,
+)
+
+logger = logging.getLogger("meshfusion.scheduler")
+
+
+class SchedulerSide:
+    """Made once the workers have proven their layout; ``facts`` is what they proved."""
+
+    def __init__(
+        self,
+        client: PoolClient,
+        config: ConnectorConfig,
+        facts: WorkerFacts,
+        *,
+        kv_cache_manager: Any,
+        hashes_per_block: int,
+    ) -> None:
+        self._client = client
+        self._config = config
+        self._facts = facts
+        self._identity = facts.identity
+        self._manager = kv_cache_manager
+        self._hashes_per_block = hashes_per_block
+        self._block_tokens = facts.block_tokens
+        self._blocks_per_chunk = facts.blocks_per_chunk
+        self._chunk_tokens = facts.block_tokens * facts.blocks_per_chunk
+        self._shard = api.ShardSize(rank=0, unit_bytes=facts.unit_bytes, unit_count=facts.blocks_per_chunk)
+        self._lookups = Lookups(
+            LookupOptions(deadline_s=config.lookup_deadline_ms / 1000),
+            block_tokens=self._block_tokens,
+            blocks_per_chunk=self._blocks_per_chunk,
+        )
+        self._saves = Saves(
+            SaveOptions(queue_bytes=config.save_queue),
+            block_tokens=self._block_tokens,
+            blocks_per_chunk=self._blocks_per_chunk,
+            unit_bytes=facts.unit_bytes,
+            block_count=facts.block_count,
+        )
+        self._estimate = LoadEstimate(EstimateOptions())
+        self._adapters = AdapterDigests()
+        self._requests: dict[str, Any] = {}
+        self._never_save: set[str] = set()  # requests that began before a reset: their KV may mix old and new
+        self._pinned: dict[int, list[Any]] = {}
+        self._loads: dict[str, StartLoad] = {}
+        self._load_orders: list[LoadOrder] = []
+        self._save_orders: list[SaveOrder] = []
+        self._granted: dict[int, GrantedSave] = {}
+        self._step_started_s: float | None = None
+        self._step_tokens = 0
+        self.counters: Counter[str] = Counter()
+
+    # ---- requests ------------------------------------------------------------------------------------------------
+
+    def on_new_request(self, request: Any) -> None:
+        self._requests[request.request_id] = request
+        if not request.skip_reading_prefix_cache:
+            self._carry_out(self._lookups.new_request(time.monotonic(), request.request_id))
+
+    def matched_tokens(self, request: Any, local_tokens: int) -> int | None:
+        """Tokens beyond ``local_tokens`` that can be loaded; None: not known yet."""
+        if request.skip_reading_prefix_cache:
+            return 0
+        self._take_events()
+        self._requests.setdefault(request.request_id, request)
+        tokens, effects = self._lookups.query(time.monotonic(), request.request_id, local_tokens, self._is_load_worth)
+        self._carry_out(effects)
+        return tokens
+
+    def allocated(self, request: Any, block_ids: list[int], external_tokens: int) -> None:
+        request_id = request.request_id
+        self._saves.start_at(request_id, self._lookups.matched_chunk_count(request_id))
+        self._carry_out(self._lookups.allocated(request_id, external_tokens, block_ids))
+
+    def finished(self, request: Any) -> None:
+        request_id = request.request_id
+        self._carry_out(self._lookups.finished(request_id))
+        self._saves.forget_request(request_id)
+        self._requests.pop(request_id, None)
+        self._never_save.discard(request_id)
+
+    # ---- steps ---------------------------------------------------------------------------------------------------
+
+    def step(self, scheduler_output: Any) -> StepOrders:
+        """The end of a scheduling pass: plan saves for what this step computes; hand out loads and granted saves."""
+        self._measure_prefill(scheduler_output)
+        self._take_events()
+        wishes: list[ReserveWish] = []
+        for request_id, tokens in scheduler_output.num_scheduled_tokens.items():
+            request = self._requests.get(request_id)
+            if request is not None and request_id not in self._never_save:
+                wishes += self._plan_saves(request, request.num_computed_tokens + tokens)
+        if wishes:
+            self._client.reserve(tuple(wishes))
+        self._client.set_leases(self._lookups.live_lease_ids())
+        orders = StepOrders(self._client.attachment, tuple(self._load_orders), tuple(self._save_orders))
+        self._load_orders, self._save_orders = [], []
+        return orders
+
+    def workers_reported(self, report: StepReport | None, finished_loads: set[str]) -> None:
+        """What the workers did in a step. ``finished_loads`` as the engine was told."""
+        if report is not None:
+            for load in report.loads:
+                self._load_reported(load)
+            self._writes_reported(report.written)
+            attachment = self._client.attachment
+            if attachment is not None and report.ready_holder_id == attachment.holder_id:
+                self._client.release_former_holders(attachment.holder_id)
+        for request_id in finished_loads & self._loads.keys():  # reported without details: treat as failed
+            self._end_load(request_id, failed=True)
+
+    @property
+    def has_work(self) -> bool:
+        """Saves hold blocks pinned: the engine must keep stepping until they are given back."""
+        return self._saves.pending_count > 0
+
+    def reset(self) -> None:
+        """The engine's cache was reset, perhaps because its weights changed under it: nothing from before this
+        moment may ever be matched by this engine again, nor may what it computes be matched by others."""
+        self._carry_out(self._lookups.reset())
+        self._saves.forget_known()
+        self._never_save |= self._requests.keys()
+        self._identity = hashlib.sha256(self._identity + b"reset" + uuid.uuid4().bytes).digest()
+        self._client.attach_as(self._identity)
+        logger.warning("the cache was reset: from now on this engine uses a pool identity of its own")
+
+    def close(self) -> None:
+        self._client.close()
+
+    def status(self) -> dict[str, int]:
+        """Counters and gauges, for stats and tests."""
+        return {
+            **{f"lookup_{name}": value for name, value in self._lookups.counters.items()},
+            **{f"save_{name}": value for name, value in self._saves.counters.items()},
+            **self.counters,
+            "requests": len(self._requests),
+            "lookups": len(self._lookups),
+            "live_leases": len(self._lookups.live_lease_ids()),
+            "pinned_saves": len(self._pinned),
+            "loads_under_way": len(self._loads),
+        }
+
+    # ---- events from the client ----------------------------------------------------------------------------------
+
+    def _take_events(self) -> None:
+        for event in self._client.take_events():
+            self._handle(event)
+
+    def _handle(self, event: Event) -> None:
+        match event:
+            case Matched(request_id, attempt, lease_id, chunks):
+                self._note_missing(request_id, len(chunks))
+                self._carry_out(self._lookups.matched(time.monotonic(), request_id, attempt, lease_id, chunks))
+            case Reserved():
+                self._reserved(event)
+            case Committed(committed_count, refused_count):
+                self.counters["chunks_committed"] += committed_count
+                self.counters["commits_refused"] += refused_count
+            case LeasesLost(lease_ids):
+                self._lookups.leases_lost(lease_ids)
+            case Attached():
+                self._saves.forget_known()
+
+    def _note_missing(self, request_id: str, stored_chunks: int) -> None:
+        """Chunks the service does not have are worth saving, whatever we thought we knew."""
+        request = self._requests.get(request_id)
+        if request is not None:
+            missing = self._chunk_hashes(request)[stored_chunks:]
+            self._saves.not_stored(missing, _adapter_id(request))
+
+    def _reserved(self, event: Reserved) -> None:
+        for i, save_id in enumerate(event.save_ids):
+            if event.results is None:
+                self._saves.refused(save_id)
+                self._unpin(save_id)
+                continue
+            save, result = self._saves.pending(save_id), event.results[i]
+            if not self._saves.reserved(save_id, result):
+                self._unpin(save_id)
+                continue
+            (extent,) = result.extents
+            granted = GrantedSave(save, event.keys[i], result.grant_id, extent, event.holder_id, event.epoch)
+            self._granted[save_id] = granted
+            self._save_orders.append(
+                SaveOrder(
+                    save_id, event.holder_id, extent, granted.key, event.identity, save.position_tokens, save.block_ids
+                )
+            )
+
+    # ---- loads ---------------------------------------------------------------------------------------------------
+
+    def _carry_out(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case StartMatch(request_id, attempt):
+                    self._start_match(request_id, attempt)
+                case ReleaseLease(lease_id):
+                    self._client.release((lease_id,))
+                case StartLoad():
+                    self._start_load(effect)
+
+    def _start_match(self, request_id: str, attempt: int) -> None:
+        request = self._requests[request_id]
+        hashes = self._chunk_hashes(request)
+        deadline_s = time.monotonic() + self._config.lookup_deadline_ms / 1000
+        key_of = self._key_maker(request)
+
+        def keys() -> tuple[bytes, ...] | None:
+            made = tuple(key_of(i * self._chunk_tokens, block_hash) for i, block_hash in enumerate(hashes))
+            return None if None in made else made  # type: ignore[return-value]
+
+        self._client.match(request_id, attempt, keys, deadline_s)
+
+    def _start_load(self, load: StartLoad) -> None:
+        self._loads[load.request_id] = load
+        units = tuple(
+            UnitRead(
+                lba=unit.shard.extent.lba + unit.shard.payload_lba_offset + unit.unit * unit.shard.unit_lba_count,
+                unit_bytes=unit.shard.unit_bytes,
+                block_id=unit.block_id,
+                digest=unit.shard.unit_digests[unit.unit],
+            )
+            for unit in load.units
+        )
+        self._load_orders.append(LoadOrder(load.request_id, units, self._estimate.abandon_after_s(load.load_bytes)))
+
+    def _load_reported(self, report: LoadReport) -> None:
+        load = self._loads.get(report.request_id)
+        if load is None:
+            return
+        self.counters["loaded_bytes"] += report.load_bytes
+        self.counters["loaded_blocks"] += len(load.units) - len(report.failures)
+        self.counters["failed_blocks"] += len(report.failures)
+        for failure in report.failures:
+            unit = load.units[failure.index]
+            if failure.is_mismatch:
+                self.counters["digest_mismatches"] += 1
+                self._client.drop(unit.key, unit.shard.extent, failure.reason)
+        if report.failures:
+            first_block = min(load.units[failure.index].block_index for failure in report.failures)
+            self._saves.save_again_from(report.request_id, first_block // self._blocks_per_chunk)
+            request = self._requests.get(report.request_id)
+            if request is not None:
+                hashes = self._chunk_hashes(request)[first_block // self._blocks_per_chunk :]
+                self._saves.not_stored(hashes, _adapter_id(request))
+        else:
+            self._estimate.observe_load(report.load_bytes, report.seconds)
+        self._end_load(report.request_id, failed=bool(report.failures))
+
+    def _end_load(self, request_id: str, *, failed: bool) -> None:
+        self._loads.pop(request_id, None)
+        self._carry_out(self._lookups.load_finished(request_id, failed=failed))
+
+    def _is_load_worth(self, tokens: int, load_bytes: int) -> bool:
+        return self._config.load_always or self._estimate.is_load_worth(tokens, load_bytes)
+
+    # ---- saves ---------------------------------------------------------------------------------------------------
+
+    def _plan_saves(self, request: Any, computed_tokens: int) -> list[ReserveWish]:
+        request_id = request.request_id
+        if not self._saves.is_due(request_id, computed_tokens):
+            return []
+        blocks = self._manager.get_blocks(request_id).blocks[0]
+        chosen = self._saves.computed(
+            request_id,
+            computed_tokens,
+            self._block_hashes(request),
+            [block.block_id for block in blocks],
+            _adapter_id(request),
+        )
+        key_of = self._key_maker(request)
+        return [self._wish(save, blocks, key_of) for save in chosen]
+
+    def _wish(self, save: ChunkSave, blocks: Any, key_of: Callable[[int, bytes], bytes | None]) -> ReserveWish:
+        first = save.position_tokens // self._block_tokens
+        pinned = list(blocks[first : first + self._blocks_per_chunk])
+        self._manager.block_pool.touch(pinned)
+        self._pinned[save.save_id] = pinned
+        return ReserveWish(
+            save_id=save.save_id,
+            key_of=lambda: key_of(save.position_tokens, save.block_hash),
+            position_tokens=save.position_tokens,
+            token_count=self._chunk_tokens,
+            shard=self._shard,
+        )
+
+    def _writes_reported(self, written: tuple[ShardWritten, ...]) -> None:
+        commits: dict[tuple[str, int], list[api.CommitItem]] = {}
+        for result in written:
+            granted = self._granted.pop(result.save_id)
+            self._saves.written(result.save_id, ok=result.unit_digests is not None)
+            self._unpin(result.save_id)
+            whom = (granted.holder_id, granted.epoch)
+            if result.unit_digests is None:
+                logger.warning("a chunk was not saved: %s", result.reason)
+                self._client.abort(*whom, (granted.grant_id,))
+            else:
+                commits.setdefault(whom, []).append(api.CommitItem(granted.grant_id, (result.unit_digests,)))
+                self.counters["saved_bytes"] += self._facts.unit_bytes * self._blocks_per_chunk
+        for (holder_id, epoch), items in commits.items():
+            self._client.commit(holder_id, epoch, tuple(items))
+
+    def _unpin(self, save_id: int) -> None:
+        self._manager.block_pool.free_blocks(reversed(self._pinned.pop(save_id)))
+
+    # ---- inside --------------------------------------------------------------------------------------------------
+
+    def _key_maker(self, request: Any) -> Callable[[int, bytes], bytes | None]:
+        """Makes chunk keys off the scheduler's thread. None: this request's adapter is not known for sure."""
+        identity, adapters, lora_request = self._identity, self._adapters, request.lora_request
+
+        def key_of(position_tokens: int, block_hash: bytes) -> bytes | None:
+            adapter = adapters.digest(lora_request)
+            return None if adapter is None else chunk_key(identity, 0, adapter, position_tokens, block_hash)
+
+        return key_of
+
+    def _block_hashes(self, request: Any) -> list[bytes]:
+        """One hash per full block."""
+        step = self._hashes_per_block
+        hashes: list[bytes] = request.block_hashes
+        return hashes if step == 1 else hashes[step - 1 :: step]
+
+    def _chunk_hashes(self, request: Any) -> list[bytes]:
+        """One hash per full chunk: that of its last block."""
+        step = self._hashes_per_block * self._blocks_per_chunk
+        return list(request.block_hashes[step - 1 :: step])
+
+    def _measure_prefill(self, scheduler_output: Any) -> None:
+        """The time from one pass to the next is what the step between them took (an idle engine makes no passes)."""
+        now_s = time.monotonic()
+        if self._step_started_s is not None:
+            self._estimate.observe_prefill(self._step_tokens, now_s - self._step_started_s)
+        self._step_started_s, self._step_tokens = now_s, scheduler_output.total_num_scheduled_tokens
+
+
+def _adapter_id(request: Any) -> int:
+    return request.lora_request.lora_int_id if request.lora_request is not None else 0

@@ -1,0 +1,268 @@
+"""Layout: where each byte of a block lies in the engine's one KV allocation.
+
+The canonical byte order of a unit (one block, all layers of a group) on the medium is: layers in the
+order of the engine's group, each layer's page as its bytes lie inside the page. The order *inside* a
+page belongs to the identity; the distance between pages does not, so a layer-outermost and a
+block-outermost engine may share a pool.
+
+Nothing is taken on trust: the placement that the engine's configuration states and the one its tensors
+have must agree, otherwise :class:`~meshfusion.jbof.errors.UnsupportedError`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from meshfusion.jbof.errors import UnsupportedError
+
+I64 = NDArray[np.int64]
+U8 = NDArray[np.uint8]
+
+_REPORT = "start the engine without this connector, or report the engine version, model and KV layout"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GroupLayout:
+    """Placement of one KV group. All offsets are bytes into the backing allocation.
+
+    A unit of ``unit_bytes`` real bytes (padding left out) is ``run_count`` runs of ``run_bytes`` each, in
+    canonical order: run ``i`` of block ``b`` starts at ``run_starts[i] + b * run_strides[i]``.
+    """
+
+    group: int
+    block_tokens: int
+    block_count: int
+    layer_names: tuple[str, ...]
+    page_bytes: tuple[int, ...]  # real bytes of one block, per layer
+    unit_bytes: int
+    run_bytes: int
+    run_starts: I64  # [run_count]
+    run_strides: I64  # [run_count]
+    memory_bytes: int  # of the backing allocation
+
+    @property
+    def run_count(self) -> int:
+        return len(self.run_starts)
+
+    def run_offsets(self, block_id: int) -> I64:
+        """Byte offsets of the runs of one block, shape ``[run_count]``, in canonical order."""
+        assert 0 <= block_id < self.block_count, f"block {block_id} of {self.block_count}"
+        return self.run_starts + block_id * self.run_strides
+
+    def run_offsets_of(self, block_ids: Sequence[int] | I64) -> I64:
+        """The same for many blocks, shape ``[len(block_ids), run_count]``."""
+        ids = np.asarray(block_ids, dtype=np.int64)
+        assert ids.size == 0 or (ids.min() >= 0 and ids.max() < self.block_count), "block id out of range"
+        return self.run_starts[None, :] + ids[:, None] * self.run_strides[None, :]
+
+
+class _Run(NamedTuple):
+    start: int
+    stride: int
+    length: int
+
+
+class _Placement(NamedTuple):
+    """What the engine's configuration says about one layer."""
+
+    offset: int
+    block_stride: int
+    memory_bytes: int
+
+
+def layer_specs(group: Any) -> dict[str, Any]:
+    """The KV spec of each layer of a ``KVCacheGroupSpec``, in the group's order.
+
+    A group of mixed specs keeps one per layer in ``kv_cache_specs``; any other spec stands for all layers.
+    """
+    per_layer = getattr(group.kv_cache_spec, "kv_cache_specs", None)
+    if per_layer is None:
+        return {name: group.kv_cache_spec for name in group.layer_names}
+    missing = [name for name in group.layer_names if name not in per_layer]
+    if missing:
+        raise _refuse(f"the KV group names layers that its spec does not describe: {missing}")
+    return {name: per_layer[name] for name in group.layer_names}
+
+
+def derive_layout(kv_cache_config: Any, kv_caches: Mapping[str, torch.Tensor], *, group_id: int = 0) -> GroupLayout:
+    """The layout of a single-group engine, from its ``KVCacheConfig`` and its registered tensors.
+
+    Raises :class:`UnsupportedError` when a page is not one contiguous run, when configuration and tensors
+    disagree, or when pages overlap.
+    """
+    groups = kv_cache_config.kv_cache_groups
+    if len(groups) != 1:
+        raise _refuse(f"the engine has {len(groups)} KV groups; exactly one is served")
+    group, block_count = groups[group_id], int(kv_cache_config.num_blocks)
+    specs = layer_specs(group)
+    _check_names(specs, kv_caches)
+    placements = _placements(kv_cache_config)
+    storage = _single_storage(kv_caches)
+    runs: list[_Run] = []
+    for name, spec in specs.items():
+        if name not in placements:
+            raise _refuse(f"layer {name!r} has no KVCacheTensor")
+        page = int(spec.unpadded_page_size_bytes)
+        _check_view(name, kv_caches[name], placements[name], page, block_count, storage)
+        runs.append(_Run(placements[name].offset, placements[name].block_stride, page))
+    _check_disjoint(list(specs), runs, block_count, storage.nbytes())
+    block_tokens = {int(spec.block_size) for spec in specs.values()}
+    if len(block_tokens) != 1:
+        raise _refuse(f"layers of one group have different block sizes: {sorted(block_tokens)}")
+    merged = _uniform(_merge(runs))
+    starts = np.array([run.start for run in merged], dtype=np.int64)
+    strides = np.array([run.stride for run in merged], dtype=np.int64)
+    starts.flags.writeable = strides.flags.writeable = False
+    return GroupLayout(
+        group=group_id,
+        block_tokens=block_tokens.pop(),
+        block_count=block_count,
+        layer_names=tuple(specs),
+        page_bytes=tuple(run.length for run in runs),
+        unit_bytes=sum(run.length for run in runs),
+        run_bytes=merged[0].length,
+        run_starts=starts,
+        run_strides=strides,
+        memory_bytes=storage.nbytes(),
+    )
+
+
+def backing_memory(kv_caches: Mapping[str, torch.Tensor]) -> U8:
+    """The whole backing allocation as bytes, shape ``[memory_bytes]``, sharing memory with the engine.
+
+    CPU tensors only; the array keeps the allocation alive.
+    """
+    devices = sorted({str(view.device) for view in kv_caches.values() if view.device.type != "cpu"})
+    if devices:
+        raise UnsupportedError(
+            f"the KV cache lies on {', '.join(devices)}; only CPU memory is served by this version",
+            next_step="run vLLM for CPU, or start the engine without this connector",
+        )
+    raw = torch.empty(0, dtype=torch.uint8).set_(_single_storage(kv_caches))
+    memory: U8 = raw.numpy()
+    return memory
+
+
+def page_order(view: torch.Tensor) -> tuple[int, ...]:
+    """Axes of a ``[B, H, N, C]`` view in memory order, outermost first, block axis kept in front."""
+    strides = view.stride()
+    return (0, *sorted(range(1, view.dim()), key=lambda axis: (-strides[axis], axis)))
+
+
+def _refuse(message: str) -> UnsupportedError:
+    return UnsupportedError(f"KV layout: {message}", next_step=_REPORT)
+
+
+def _check_names(specs: Mapping[str, Any], kv_caches: Mapping[str, torch.Tensor]) -> None:
+    if not specs:
+        raise _refuse("the KV group has no layers")
+    missing = [name for name in specs if name not in kv_caches]
+    if missing:
+        raise _refuse(f"the engine registered no tensor for layers {missing}")
+    extra = [name for name in kv_caches if name not in specs]
+    if extra:
+        raise _refuse(f"tensors of layers outside the KV group (cross-layer KV sharing?): {extra}")
+    odd = [name for name, view in kv_caches.items() if not isinstance(view, torch.Tensor)]
+    if odd:
+        raise _refuse(f"not one tensor per layer: {odd}")
+
+
+def _placements(kv_cache_config: Any) -> dict[str, _Placement]:
+    found: dict[str, _Placement] = {}
+    for tensor in kv_cache_config.kv_cache_tensors:
+        if getattr(tensor, "host_resident", False):
+            raise _refuse(f"host-resident KV of layers {list(tensor.layers)}")
+        for index, name in enumerate(tensor.layers):
+            if name in found:
+                raise _refuse(f"layer {name!r} is placed twice")
+            offset = tensor.offset + index * tensor.layer_stride
+            found[name] = _Placement(int(offset), int(tensor.block_stride), int(tensor.size))
+    return found
+
+
+def _single_storage(kv_caches: Mapping[str, torch.Tensor]) -> torch.UntypedStorage:
+    storages = {view.untyped_storage().data_ptr(): view.untyped_storage() for view in kv_caches.values()}
+    if len(storages) != 1:
+        raise _refuse(f"{len(storages)} backing allocations; exactly one is served")
+    return next(iter(storages.values()))
+
+
+def _check_view(
+    name: str,
+    view: torch.Tensor,
+    placed: _Placement,
+    page: int,
+    block_count: int,
+    storage: torch.UntypedStorage,
+) -> None:
+    """Refuses unless the tensor lies where the configuration says, each page one dense run."""
+    if view.dim() != 4:
+        raise _refuse(f"layer {name!r}: a view of {view.dim()} axes, expected [blocks, heads, tokens, content]")
+    if view.shape[0] % block_count != 0:
+        raise _refuse(f"layer {name!r}: {view.shape[0]} kernel blocks do not divide into {block_count} blocks")
+    ratio, item = view.shape[0] // block_count, view.element_size()
+    order = page_order(view)[1:]
+    expected_stride = 1
+    for axis in reversed(order):
+        if view.shape[axis] != 1 and view.stride(axis) != expected_stride:
+            raise _refuse(f"layer {name!r}: its page is not one contiguous run (strides {tuple(view.stride())})")
+        expected_stride *= view.shape[axis]
+    kernel_page, kernel_stride = expected_stride * item, view.stride(0) * item
+    if kernel_page * ratio != page:
+        raise _refuse(f"layer {name!r}: the tensor's page has {kernel_page * ratio} bytes, its spec says {page}")
+    if ratio > 1 and kernel_stride != kernel_page:
+        raise _refuse(f"layer {name!r}: the {ratio} kernel blocks of a block are not contiguous")
+    got = (view.data_ptr() - storage.data_ptr(), kernel_stride * ratio)
+    if got != (placed.offset, placed.block_stride):
+        raise _refuse(
+            f"layer {name!r}: the tensor starts at byte {got[0]} with block stride {got[1]}, "
+            f"the configuration says {placed.offset} and {placed.block_stride}"
+        )
+    if placed.memory_bytes > storage.nbytes():
+        raise _refuse(f"the configuration states {placed.memory_bytes} bytes, the allocation has {storage.nbytes()}")
+
+
+def _check_disjoint(names: list[str], runs: list[_Run], block_count: int, memory_bytes: int) -> None:
+    """Exact: every page of every block, sorted; each must end before the next one starts."""
+    blocks = np.arange(block_count, dtype=np.int64)
+    starts = np.concatenate([run.start + blocks * run.stride for run in runs])
+    lengths = np.repeat(np.array([run.length for run in runs], dtype=np.int64), block_count)
+    order = np.argsort(starts, kind="stable")
+    ends = starts[order] + lengths[order]
+    if starts.min() < 0 or ends.max() > memory_bytes:
+        raise _refuse(f"pages reach outside the allocation of {memory_bytes} bytes")
+    clash = np.nonzero(ends[:-1] > starts[order][1:])[0]
+    if clash.size:
+        first, second = (
+            divmod(int(order[clash[0]]), block_count),
+            divmod(int(order[clash[0] + 1]), block_count),
+        )
+        raise _refuse(
+            f"pages overlap: layer {names[first[0]]!r} block {first[1]} and "
+            f"layer {names[second[0]]!r} block {second[1]}"
+        )
+
+
+def _merge(runs: list[_Run]) -> list[_Run]:
+    """Joins neighbours in canonical order that are also neighbours in memory, in every block."""
+    merged = [runs[0]]
+    for run in runs[1:]:
+        last = merged[-1]
+        if run.stride == last.stride and run.start == last.start + last.length:
+            merged[-1] = last._replace(length=last.length + run.length)
+        else:
+            merged.append(run)
+    return merged
+
+
+def _uniform(runs: list[_Run]) -> list[_Run]:
+    """Cuts runs of unequal length into pieces of their greatest common divisor: one length for all."""
+    piece = math.gcd(*(run.length for run in runs))
+    return [_Run(run.start + cut, run.stride, piece) for run in runs for cut in range(0, run.length, piece)]

@@ -1,0 +1,282 @@
+"""What this version knows to be right; everything else refuses to start (rule 6).
+
+Each check adds sentences "thing; way out". Nothing here crashes on an engine that lacks an attribute: a
+missing attribute that a check relies on is itself a refusal that names it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from meshfusion.host.kv.identity import installed_engine_version
+from meshfusion.host.kv.layout import layer_specs
+from meshfusion.jbof.errors import UnsupportedError
+
+SUPPORTED_MINORS = ("0.30", "0.31", "0.32")
+HASH_ALGORITHMS = ("sha256", "sha256_cbor")  # the others are not collision resistant
+# Values whose bytes in the page are the whole state, but for per-tensor scales, which the identity records.
+CACHE_DTYPES = ("auto", "float16", "bfloat16", "float32", "fp8", "fp8_e4m3", "fp8_e5m2")
+
+_WITHOUT = "start the engine without this connector"
+_VERSIONS = f"vLLM {SUPPORTED_MINORS[0]} to {SUPPORTED_MINORS[-1]}"
+_ONE_RANK = "set it to 1: several ranks are not served yet"
+_MISSING = object()
+
+
+class _Expected(NamedTuple):
+    path: str
+    good: tuple[object, ...]
+    way_out: str
+
+
+_CONFIG = (
+    _Expected(
+        "cache_config.enable_prefix_caching",
+        (True,),
+        "start with --enable-prefix-caching; where a model or platform turns it off, " + _WITHOUT,
+    ),
+    _Expected("cache_config.cache_dtype", CACHE_DTYPES, f"use one of {', '.join(CACHE_DTYPES)}"),
+    _Expected("cache_config.kv_sharing_fast_prefill", (False,), "turn it off"),
+    *(
+        _Expected(f"parallel_config.{name}_parallel_size", (1,), _ONE_RANK)
+        for name in ("tensor", "pipeline", "decode_context", "prefill_context", "data")
+    ),
+    _Expected("parallel_config.enable_elastic_ep", (False,), "turn it off"),
+    _Expected("speculative_config", (None,), "leave it out: speculative decoding is not served yet"),
+    _Expected("diffusion_config", (None,), f"diffusion rewrites KV in place: {_WITHOUT}"),
+    _Expected("weight_transfer_config", (None,), f"weights may change while the engine runs: {_WITHOUT}"),
+    _Expected(
+        "model_config.enable_sleep_mode",
+        (False,),
+        "turn it off: sleeping drops KV memory and weights under the connector",
+    ),
+    _Expected("model_config.is_encoder_decoder", (False,), f"use a decoder-only model, or {_WITHOUT}"),
+    _Expected("model_config.runner_type", ("generate",), "start with --runner generate"),
+    _Expected("use_v2_model_runner", (False,), "start with VLLM_USE_V2_MODEL_RUNNER=0: that runner is not proven"),
+    _Expected("kv_transfer_config.kv_role", ("kv_both",), "set kv_role to kv_both"),
+    _Expected(
+        "kv_transfer_config.enable_permute_local_kv", (False,), "set it to false: loaded bytes must stay as they are"
+    ),
+)
+_LOAD_FAILURE_POLICY = _Expected(
+    "kv_transfer_config.kv_load_failure_policy",
+    ("recompute",),
+    "set it to recompute, so that a failed load costs time and not the request "
+    "(or set force_load_failure_policy in kv_connector_extra_config)",
+)
+_GROUP = (
+    _Expected("is_eagle_group", (False,), "leave speculative decoding out"),
+    _Expected("host_resident", (False,), _WITHOUT),
+    _Expected("enable_kv_transfer", (True,), _WITHOUT),
+    _Expected("role.value", ("default",), _WITHOUT),
+)
+_SPEC = (
+    _Expected("sliding_window", (None,), f"leave the hybrid KV cache manager on, or {_WITHOUT}"),
+    _Expected("attention_chunk_size", (None,), f"leave the hybrid KV cache manager on, or {_WITHOUT}"),
+    _Expected("non_causal", (False,), f"KV that depends on later tokens cannot be reused: {_WITHOUT}"),
+    _Expected("tokens_per_state", (1,), _WITHOUT),
+    _Expected(
+        "kv_quant_mode.name",
+        ("NONE", "FP8_PER_TENSOR"),
+        f"scales may lie beside the pages: use a kv_cache_dtype of {', '.join(CACHE_DTYPES)}",
+    ),
+)
+
+
+@dataclass(slots=True)
+class _Findings:
+    lines: list[str] = field(default_factory=list)
+
+    def refuse(self, thing: str, way_out: str) -> None:
+        self.lines.append(f"{thing}; {way_out}")
+
+    def module(self, name: str) -> Any:
+        try:
+            return importlib.import_module(name)
+        except ImportError:
+            self.refuse(f"module {name} is missing in this engine", f"use {_VERSIONS}")
+            return _MISSING
+
+    def read(self, root: Any, path: str, label: str) -> Any:
+        """Attribute ``path`` of ``root``, or ``_MISSING`` after refusing."""
+        value = root
+        if root is _MISSING:
+            return _MISSING  # refused already
+        for name in path.split("."):
+            try:
+                value = getattr(value, name)
+            except Exception as error:
+                self.refuse(
+                    f"{label}.{path} cannot be read in this engine ({type(error).__name__})",
+                    f"use {_VERSIONS}",
+                )
+                return _MISSING
+        return value
+
+    def expect(self, root: Any, label: str, expected: Iterable[_Expected]) -> None:
+        for path, good, way_out in expected:
+            value = self.read(root, path, label)
+            if value is not _MISSING and not any(value == item for item in good):
+                self.refuse(f"{label}.{path} is {value!r}", way_out)
+
+
+def check_supported(
+    vllm_config: Any,
+    kv_cache_config: Any,
+    *,
+    force_load_failure_policy: bool = False,
+    version: str | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> None:
+    """Raises one :class:`UnsupportedError` that lists every refusal."""
+    found = (
+        *refusals(
+            vllm_config,
+            kv_cache_config,
+            force_load_failure_policy=force_load_failure_policy,
+            version=version,
+        ),
+        *environment_refusals(environ),
+    )
+    if found:
+        listed = "".join(f"\n  - {line}" for line in found)
+        raise UnsupportedError(
+            f"MeshFusion does not know this engine to be right, for {len(found)} reason(s):{listed}",
+            next_step="change what is named, or set on_unsupported: serve_without_cache to start without the cache",
+        )
+
+
+def refusals(
+    vllm_config: Any,
+    kv_cache_config: Any,
+    *,
+    force_load_failure_policy: bool = False,
+    version: str | None = None,
+) -> tuple[str, ...]:
+    """Everything about the engine that is not known to be right; empty means go. May be called in both roles."""
+    findings = _Findings()
+    _check_version(findings, version or installed_engine_version())
+    _check_groups(findings, kv_cache_config)
+    findings.expect(vllm_config, "vllm_config", _CONFIG)
+    if not force_load_failure_policy:
+        findings.expect(vllm_config, "vllm_config", (_LOAD_FAILURE_POLICY,))
+    _check_hashing(findings, vllm_config)
+    _check_block_sizes(findings, vllm_config, kv_cache_config)
+    _check_shared_layers(findings, vllm_config)
+    return tuple(findings.lines)
+
+
+def environment_refusals(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
+    """Environment variables that make the engine one we have not proven. PYTHONHASHSEED is fine: see identity."""
+    findings = _Findings()
+    if environ.get("VLLM_USE_V2_MODEL_RUNNER", "0").lower() not in ("", "0", "false"):
+        findings.refuse("VLLM_USE_V2_MODEL_RUNNER is set and that runner is not proven", "unset it")
+    return tuple(findings.lines)
+
+
+def _check_version(findings: _Findings, version: str) -> None:
+    if ".".join(version.split(".")[:2]) not in SUPPORTED_MINORS:
+        findings.refuse(
+            f"vLLM {version} is not one of the proven versions",
+            f"install {_VERSIONS}",
+        )
+
+
+def _check_groups(findings: _Findings, config: Any) -> None:
+    layout = findings.read(config, "kv_cache_layout", "kv_cache_config")
+    if layout is None:
+        findings.refuse(
+            "the KV cache layout is unresolved",
+            "report the engine version and platform",
+        )
+    groups = findings.read(config, "kv_cache_groups", "kv_cache_config")
+    if groups is _MISSING:
+        return
+    if len(groups) != 1:
+        findings.refuse(
+            f"the model has {len(groups)} KV groups (hybrid attention) and one is served so far",
+            f"use a model with one kind of attention, or {_WITHOUT}",
+        )
+    for index, group in enumerate(groups):
+        label = f"kv_cache_groups[{index}]"
+        findings.expect(group, label, _GROUP)
+        _check_specs(findings, group, label)
+
+
+def _check_specs(findings: _Findings, group: Any, label: str) -> None:
+    exact = findings.read(findings.module("vllm.v1.kv_cache_interface"), "FullAttentionSpec", "vllm")
+    if exact is _MISSING or findings.read(group, "kv_cache_spec", label) is _MISSING:
+        return
+    try:
+        specs = layer_specs(group)
+    except UnsupportedError as error:
+        findings.refuse(f"{label}: {error.message}", _WITHOUT)
+        return
+    seen: list[Any] = []
+    for spec in specs.values():
+        if spec in seen:
+            continue
+        seen.append(spec)
+        name = type(spec).__name__
+        # Exactly: subclasses say "full attention" of themselves and behave otherwise.
+        if type(spec) is exact:
+            findings.expect(spec, f"{label} {name}", _SPEC)
+        else:
+            findings.refuse(
+                f"{label} has KV of class {name}; exactly FullAttentionSpec is served so far",
+                f"use a model with full attention only, or {_WITHOUT}",
+            )
+
+
+def _check_hashing(findings: _Findings, config: Any) -> None:
+    algorithm = findings.read(config, "cache_config.prefix_caching_hash_algo", "vllm_config")
+    multimodal = findings.read(config, "model_config.is_multimodal_model", "vllm_config")
+    if algorithm is not _MISSING and algorithm not in HASH_ALGORITHMS:
+        findings.refuse(
+            f"prefix_caching_hash_algo {algorithm!r} is not collision resistant, so a pool could serve foreign KV",
+            "use --prefix-caching-hash-algo sha256_cbor",
+        )
+    if multimodal is True and algorithm == "sha256":
+        findings.refuse(
+            "prefix_caching_hash_algo 'sha256' depends on object identity for multimodal models",
+            "use --prefix-caching-hash-algo sha256_cbor",
+        )
+
+
+def _check_block_sizes(findings: _Findings, config: Any, kv_cache_config: Any) -> None:
+    resolve = findings.read(findings.module("vllm.v1.core.kv_cache_utils"), "resolve_kv_cache_block_sizes", "vllm")
+    groups = getattr(kv_cache_config, "kv_cache_groups", None)
+    if resolve is _MISSING or not groups or len(groups) != 1:
+        return
+    try:
+        scheduler_tokens, hash_tokens = resolve(kv_cache_config, config)
+        block_tokens = groups[0].kv_cache_spec.block_size
+    except Exception as error:
+        findings.refuse(
+            f"the engine cannot resolve its block sizes ({type(error).__name__}: {error})",
+            _WITHOUT,
+        )
+        return
+    if scheduler_tokens != block_tokens:
+        findings.refuse(
+            f"the scheduler counts blocks of {scheduler_tokens} tokens, the KV group of {block_tokens}",
+            _WITHOUT,
+        )
+    elif hash_tokens < 1 or block_tokens % hash_tokens != 0:
+        findings.refuse(
+            f"blocks of {block_tokens} tokens are not whole hash blocks of {hash_tokens}",
+            _WITHOUT,
+        )
+
+
+def _check_shared_layers(findings: _Findings, config: Any) -> None:
+    layers = findings.read(config, "compilation_config.static_forward_context", "vllm_config")
+    if layers is _MISSING:
+        return
+    shared = [name for name, layer in layers.items() if getattr(layer, "kv_sharing_target_layer_name", None)]
+    if shared:
+        findings.refuse(f"layers {shared} use the KV of other layers (cross-layer KV sharing)", _WITHOUT)

@@ -1,0 +1,337 @@
+"""The local path: units move between a namespace this machine can open and device memory, through aligned staging.
+
+Threads read with O_DIRECT into their own staging buffer, copy to the destination and digest what the destination then
+holds (rule 4), in one pass without the GIL. Staging is what makes a load abandonable: bytes that come late stay in our
+buffer, and memory the engine has taken back is never written (rule 3's concern, on the host's side).
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from meshfusion.dpu.api.types import Extent
+from meshfusion.host.kv.layout import GroupLayout
+from meshfusion.jbof.digest import DigestKernels
+from meshfusion.jbof.errors import MediaError, MeshFusionError
+from meshfusion.jbof.format import ChunkHeader, encode_chunk_header
+from meshfusion.jbof.media.buffer import AlignedBuffer
+from meshfusion.jbof.media.file import DataFile
+
+logger = logging.getLogger("meshfusion.path")
+
+Memory = np.ndarray[tuple[int], np.dtype[np.uint8]]
+
+
+@dataclass(frozen=True, slots=True)
+class UnitRead:
+    """Bring ``unit_bytes`` at ``lba`` into device block ``block_id`` and prove them by ``digest``."""
+
+    lba: int
+    unit_bytes: int
+    block_id: int
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class UnitFailure:
+    """``index`` of the unit in its job; ``is_mismatch``: the medium answered, with other bytes."""
+
+    index: int
+    is_mismatch: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LoadResult:
+    load_bytes: int
+    seconds: float
+    failures: tuple[UnitFailure, ...]
+
+
+class LoadJob:
+    """One load under way. Device memory is written only between ``_enter`` and ``_leave``, never after abandoning."""
+
+    def __init__(self, units: Sequence[UnitRead], deadline_s: float, now_s: float) -> None:
+        self.units = tuple(units)
+        self.deadline_s = deadline_s
+        self._started_s = now_s
+        self._finished_s = now_s
+        self._state = threading.Condition()
+        self._open = set(range(len(self.units)))
+        self._writing = 0
+        self._abandoned = False
+        self._failures: list[UnitFailure] = []
+
+    def result(self, now_s: float) -> LoadResult | None:
+        """The outcome, or None while it runs. Past its deadline the load is abandoned: what is missing has failed."""
+        with self._state:
+            if self._open and now_s >= self.deadline_s:
+                self._abandon("abandoned: it ran over its time")
+            if self._open:
+                return None
+            total = sum(unit.unit_bytes for unit in self.units)
+            return LoadResult(total, self._finished_s - self._started_s, tuple(self._failures))
+
+    def abandon(self, reason: str) -> None:
+        """After this returns, no thread writes the job's memory any more."""
+        with self._state:
+            self._abandon(reason)
+
+    def _abandon(self, reason: str) -> None:
+        self._abandoned = True
+        # A copy under way takes milliseconds and is waited for; a read under way is not: its bytes stay in staging.
+        self._state.wait_for(lambda: self._writing == 0)
+        for index in sorted(self._open):
+            self._failures.append(UnitFailure(index, False, reason))
+        self._open.clear()
+
+    def _enter(self) -> bool:
+        with self._state:
+            if self._abandoned:
+                return False
+            self._writing += 1
+            return True
+
+    def _leave(self) -> None:
+        with self._state:
+            self._writing -= 1
+            self._state.notify_all()
+
+    def _done(self, index: int, failure: UnitFailure | None) -> None:
+        with self._state:
+            if index not in self._open:
+                return
+            self._open.discard(index)
+            if failure is not None:
+                self._failures.append(failure)
+            if not self._open:
+                self._finished_s = time.monotonic()
+
+
+@dataclass(frozen=True, slots=True)
+class ShardWrite:
+    """Write one chunk's shard: its header and the units held in ``block_ids``, at ``extent``."""
+
+    save_id: int
+    extent: Extent
+    header: ChunkHeader  # without digests; they are computed here
+    block_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ShardWritten:
+    """``unit_digests`` is None when the write failed; its fate is known either way: nothing is in flight."""
+
+    save_id: int
+    unit_digests: tuple[bytes, ...] | None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """Units of one job that lie one after another on the medium: one read."""
+
+    job: LoadJob
+    first: int
+    count: int
+    lba: int
+    lba_count: int
+
+
+@dataclass(slots=True)
+class PathCounters:
+    loaded_bytes: int = 0
+    saved_bytes: int = 0
+    mismatches: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+class StagedPath:
+    """Moves units for one worker. ``close`` ends its threads; queued saves are then reported as failed."""
+
+    def __init__(
+        self,
+        data: DataFile,
+        memory: Memory,
+        layout: GroupLayout,
+        kernels: DigestKernels,
+        *,
+        lba_bytes: int,
+        load_threads: int,
+        read_bytes: int,
+        write_bytes: int,
+        is_digest_right: Callable[[bytes, bytes], bool] = bytes.__eq__,
+    ) -> None:
+        """``read_bytes``: staging per load thread; ``write_bytes``: of the largest shard. ``is_digest_right`` exists
+        for negative controls in tests: anything but equality is wrong."""
+        self._data = data
+        self._memory = memory
+        self._layout = layout
+        self._kernels = kernels
+        self._lba_bytes = lba_bytes
+        self._is_digest_right = is_digest_right
+        self._unit_lbas = -(-layout.unit_bytes // lba_bytes)
+        self._read_lbas = max(self._unit_lbas, read_bytes // lba_bytes)
+        self._spans: queue.SimpleQueue[_Span | None] = queue.SimpleQueue()
+        self._writes: queue.SimpleQueue[tuple[ShardWrite, ...] | None] = queue.SimpleQueue()
+        self._written: queue.SimpleQueue[ShardWritten] = queue.SimpleQueue()
+        self._closing = threading.Event()
+        self._write_staging = AlignedBuffer(write_bytes)
+        self._threads = [
+            threading.Thread(target=self._load_loop, name=f"meshfusion-load-{i}", daemon=True)
+            for i in range(load_threads)
+        ]
+        self._threads.append(threading.Thread(target=self._save_loop, name="meshfusion-save", daemon=True))
+        for thread in self._threads:
+            thread.start()
+        self.counters = PathCounters()
+
+    # ---- loads ---------------------------------------------------------------------------------------------------
+
+    def load(self, units: Sequence[UnitRead], *, abandon_after_s: float) -> LoadJob:
+        """Start loading; poll the job for its result."""
+        now_s = time.monotonic()
+        job = LoadJob(units, now_s + abandon_after_s, now_s)
+        for span in self._spans_of(job):
+            self._spans.put(span)
+        return job
+
+    def _spans_of(self, job: LoadJob) -> list[_Span]:
+        spans: list[_Span] = []
+        for index, unit in enumerate(job.units):
+            assert unit.unit_bytes == self._layout.unit_bytes, (unit.unit_bytes, self._layout.unit_bytes)
+            last = spans[-1] if spans else None
+            if (
+                last is not None
+                and unit.lba == last.lba + last.lba_count
+                and last.lba_count + self._unit_lbas <= self._read_lbas
+            ):
+                spans[-1] = _Span(job, last.first, last.count + 1, last.lba, last.lba_count + self._unit_lbas)
+            else:
+                spans.append(_Span(job, index, 1, unit.lba, self._unit_lbas))
+        return spans
+
+    def _load_loop(self) -> None:
+        staging = AlignedBuffer(self._read_lbas * self._lba_bytes)
+        try:
+            while (span := self._spans.get()) is not None:
+                self._load_span(span, staging)
+        finally:
+            staging.close()
+
+    def _load_span(self, span: _Span, staging: AlignedBuffer) -> None:
+        indexes = range(span.first, span.first + span.count)
+        if span.job._abandoned:
+            return
+        try:
+            self._data.read_into(span.lba, staging.view[: span.lba_count * self._lba_bytes])
+        except MeshFusionError as error:
+            for index in indexes:
+                span.job._done(index, UnitFailure(index, False, error.message))
+            return
+        except Exception as error:  # a bug must fail the load, not the thread that later loads need
+            logger.exception("reading a span failed")
+            for index in indexes:
+                span.job._done(index, UnitFailure(index, False, repr(error)))
+            return
+        for at, index in enumerate(indexes):
+            span.job._done(index, self._place(span.job, index, staging, at * self._unit_lbas * self._lba_bytes))
+
+    def _place(self, job: LoadJob, index: int, staging: AlignedBuffer, offset: int) -> UnitFailure | None:
+        unit = job.units[index]
+        if not job._enter():
+            return None
+        try:
+            got = self._kernels.scatter_and_digest(
+                staging.array, offset, self._memory, self._layout.run_offsets(unit.block_id), self._layout.run_bytes
+            )
+        finally:
+            job._leave()
+        if self._is_digest_right(got, unit.digest):
+            with self.counters.lock:
+                self.counters.loaded_bytes += unit.unit_bytes
+            return None
+        with self.counters.lock:
+            self.counters.mismatches += 1
+        return UnitFailure(index, True, f"digest {got.hex()} at lba {unit.lba}, expected {unit.digest.hex()}")
+
+    # ---- saves ---------------------------------------------------------------------------------------------------
+
+    def save(self, writes: Sequence[ShardWrite]) -> None:
+        """Queue a batch; the blocks must stay pinned until :meth:`take_written` reports them."""
+        self._writes.put(tuple(writes))
+
+    def take_written(self) -> list[ShardWritten]:
+        """What has been written, and flushed, since the last call."""
+        taken = []
+        while not self._written.empty():
+            taken.append(self._written.get())
+        return taken
+
+    def _save_loop(self) -> None:
+        while (batch := self._writes.get()) is not None:
+            for result in self._save_batch(batch):
+                self._written.put(result)
+
+    def _save_batch(self, batch: tuple[ShardWrite, ...]) -> list[ShardWritten]:
+        results = []
+        for write in batch:
+            if self._closing.is_set():
+                results.append(ShardWritten(write.save_id, None, "the engine is shutting down"))
+                continue
+            try:
+                results.append(ShardWritten(write.save_id, self._write_shard(write)))
+            except MeshFusionError as error:
+                results.append(ShardWritten(write.save_id, None, error.message))
+            except Exception as error:  # a bug must fail the save, not the thread that later saves need
+                logger.exception("writing a shard failed")
+                results.append(ShardWritten(write.save_id, None, repr(error)))
+        try:
+            self._data.flush()  # rule 1: durable before anybody may commit
+        except MediaError as error:
+            return [ShardWritten(result.save_id, None, error.message) for result in results]
+        return results
+
+    def _write_shard(self, write: ShardWrite) -> tuple[bytes, ...]:
+        unit_bytes, lba_bytes = self._layout.unit_bytes, self._lba_bytes
+        total_bytes = write.extent.lba_count * lba_bytes
+        header_bytes = total_bytes - len(write.block_ids) * self._unit_lbas * lba_bytes
+        digests = []
+        for i, block_id in enumerate(write.block_ids):
+            offset = header_bytes + i * self._unit_lbas * lba_bytes
+            digest = self._kernels.gather_and_digest(
+                self._memory,
+                self._layout.run_offsets(block_id),
+                self._layout.run_bytes,
+                self._write_staging.array,
+                offset,
+            )
+            self._write_staging.array[offset + unit_bytes : offset + self._unit_lbas * lba_bytes] = 0
+            digests.append(digest)
+        header = encode_chunk_header(replace(write.header, unit_digests=tuple(digests)), lba_bytes)
+        assert len(header) == header_bytes, (len(header), header_bytes)
+        self._write_staging.view[:header_bytes] = header
+        self._data.write_from(write.extent.lba, self._write_staging.view[:total_bytes])
+        with self.counters.lock:
+            self.counters.saved_bytes += unit_bytes * len(digests)
+        return tuple(digests)
+
+    # ---- closing -------------------------------------------------------------------------------------------------
+
+    def close(self, *, deadline_s: float = 5.0) -> bool:
+        """Stop the threads. True when all of them ended, so no write is in flight any more."""
+        self._closing.set()
+        self._writes.put(None)
+        for _ in self._threads[:-1]:
+            self._spans.put(None)
+        end_s = time.monotonic() + deadline_s
+        for thread in self._threads:
+            thread.join(max(0.0, end_s - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)

@@ -1,0 +1,285 @@
+"""A regular file or a block device as one namespace, read and written at logical blocks.
+
+Transfers are whole logical blocks from and to page-aligned memory
+(:class:`~meshfusion.jbof.media.buffer.AlignedBuffer`), so that O_DIRECT can be used wherever it works. ``os.preadv``
+and ``os.pwritev`` carry their offset and release the GIL: any number of threads may transfer at once, without locks.
+"""
+
+from __future__ import annotations
+
+import enum
+import errno
+import fcntl
+import mmap
+import os
+import stat
+import tempfile
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from meshfusion.jbof.errors import MediaError
+from meshfusion.jbof.format import LBA_BYTES
+from meshfusion.jbof.media.buffer import AlignedBuffer
+
+Buffer = memoryview | npt.NDArray[np.uint8]
+
+
+class DirectMode(enum.Enum):
+    """May the page cache be passed by? AUTO: where the filesystem allows it."""
+
+    AUTO = "auto"
+    REQUIRED = "required"
+    OFF = "off"
+
+
+class SpaceKind(enum.Enum):
+    """How a new file's bytes exist."""
+
+    RESERVED = "reserved"  # the filesystem has set the space aside
+    SPARSE = "sparse"  # it cannot: a write may still find the disk full
+
+
+class MediaFault(enum.Enum):
+    FULL = "full"
+    READ_ONLY = "read_only"  # or not permitted
+    SHORT = "short"  # the medium ends before the transfer does
+    MISSING = "missing"  # nothing usable at this path
+    EXISTS = "exists"
+    UNSUPPORTED = "unsupported"  # O_DIRECT is required and not to be had
+    IO = "io"
+
+
+_FAULT_OF_ERRNO: Final = {
+    errno.ENOSPC: MediaFault.FULL,
+    errno.EDQUOT: MediaFault.FULL,
+    errno.EROFS: MediaFault.READ_ONLY,
+    errno.EACCES: MediaFault.READ_ONLY,
+    errno.EPERM: MediaFault.READ_ONLY,
+    errno.ENOENT: MediaFault.MISSING,
+    errno.ENOTDIR: MediaFault.MISSING,
+    errno.EISDIR: MediaFault.MISSING,
+    errno.ELOOP: MediaFault.MISSING,
+    errno.ENAMETOOLONG: MediaFault.MISSING,
+    errno.ENXIO: MediaFault.MISSING,
+    errno.EEXIST: MediaFault.EXISTS,
+}
+_NEXT_STEP: Final = {
+    MediaFault.FULL: "Free space on this filesystem (or raise the quota), or choose a smaller size.",
+    MediaFault.READ_ONLY: "Make the path readable and writable for this user, or choose another path.",
+    MediaFault.SHORT: "The file was truncated. Create the pool anew: it holds only recomputable data.",
+    MediaFault.MISSING: "Check the path; `mfctl pool create` makes a new pool.",
+    MediaFault.EXISTS: "Choose another path, or remove this file if nothing needs it.",
+    MediaFault.UNSUPPORTED: "Put the pool on a filesystem with O_DIRECT (ext4, XFS), or set direct to auto.",
+    MediaFault.IO: "Look at the kernel log (dmesg) and the drive's health; replace the drive if it repeats.",
+}
+
+
+class DataFileError(MediaError):
+    """A :class:`MediaError` that says which operation failed where. ``errno`` is 0 when the kernel reported none."""
+
+    def __init__(self, fault: MediaFault, what: str, path: Path, *, offset_bytes: int = 0, errno_: int = 0) -> None:
+        cause = f": {os.strerror(errno_)} ({errno.errorcode.get(errno_, errno_)})" if errno_ else ""
+        super().__init__(f"{path}: {what}{cause}", next_step=_NEXT_STEP[fault])
+        self.fault = fault
+        self.path = path
+        self.offset_bytes = offset_bytes
+        self.errno = errno_
+
+    @classmethod
+    def from_os_error(cls, error: OSError, what: str, path: Path, *, offset_bytes: int = 0) -> DataFileError:
+        code = error.errno or 0
+        fault = _FAULT_OF_ERRNO.get(code, MediaFault.IO)
+        return cls(fault, what, path, offset_bytes=offset_bytes, errno_=code)
+
+
+class DataFile:
+    """One open namespace; made by :func:`open_data_file`. Close it only after every transfer has returned.
+
+    ``direct``: is O_DIRECT in use? ``direct_reason`` says why, or why not. ``size_bytes`` is the size when opened.
+    """
+
+    def __init__(self, fd: int, path: Path, *, size_bytes: int, writable: bool, direct: bool, reason: str) -> None:
+        self._fd = fd
+        self.path = path
+        self.size_bytes = size_bytes
+        self.writable = writable
+        self.direct = direct
+        self.direct_reason = reason
+
+    def __enter__(self) -> DataFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def lba_count(self) -> int:
+        return self.size_bytes // LBA_BYTES
+
+    def read_into(self, lba: int, buffer: Buffer) -> None:
+        """Fill ``buffer`` (whole blocks, page-aligned) from block ``lba`` on. Raises :class:`DataFileError`."""
+        view, start = self._transfer(lba, buffer)
+        done = 0
+        while done < len(view):
+            try:
+                count = os.preadv(self._fd, [view[done:]], start + done)
+            except OSError as error:
+                raise self._failed(error, "reading", start + done, len(view) - done) from error
+            if self.direct:  # after a short transfer go on at a block boundary, as O_DIRECT must
+                count -= count % LBA_BYTES
+            if count == 0:
+                raise self._short(f"it ends at byte {start + done}, inside a read", start, len(view))
+            done += count
+
+    def write_from(self, lba: int, buffer: Buffer) -> None:
+        """Write ``buffer`` (whole blocks, page-aligned) at block ``lba``, never past the size the file had when opened.
+
+        Durable only after :meth:`flush`. Raises :class:`DataFileError`; what then lies there is unknown.
+        """
+        assert self.writable
+        view, start = self._transfer(lba, buffer)
+        if start + len(view) > self.size_bytes:
+            raise self._short(f"it ends at byte {self.size_bytes}, inside a write", start, len(view))
+        done = 0
+        while done < len(view):
+            try:
+                count = os.pwritev(self._fd, [view[done:]], start + done)
+            except OSError as error:
+                raise self._failed(error, "writing", start + done, len(view) - done) from error
+            if self.direct:
+                count -= count % LBA_BYTES
+            if count == 0:
+                what = f"no progress when writing {len(view) - done} bytes at byte {start + done}"
+                raise DataFileError(MediaFault.IO, what, self.path, offset_bytes=start + done)
+            done += count
+
+    def flush(self) -> None:
+        """Make every write that has returned durable (fdatasync). After an error they may all be lost."""
+        assert self._fd >= 0, "used after close"
+        try:
+            os.fdatasync(self._fd)
+        except OSError as error:
+            raise DataFileError.from_os_error(error, "flushing failed", self.path) from error
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def _transfer(self, lba: int, buffer: Buffer) -> tuple[memoryview, int]:
+        assert self._fd >= 0, "used after close"
+        assert lba >= 0
+        view = (buffer if isinstance(buffer, memoryview) else buffer.data).cast("B")
+        assert len(view) % LBA_BYTES == 0, f"{len(view)} bytes are not whole blocks"
+        if self.direct:
+            assert np.frombuffer(view, np.uint8).ctypes.data % LBA_BYTES == 0, "O_DIRECT needs page-aligned memory"
+        return view, lba * LBA_BYTES
+
+    def _failed(self, error: OSError, verb: str, offset_bytes: int, length_bytes: int) -> DataFileError:
+        what = f"{verb} {length_bytes} bytes at byte {offset_bytes} failed"
+        return DataFileError.from_os_error(error, what, self.path, offset_bytes=offset_bytes)
+
+    def _short(self, what: str, offset_bytes: int, length_bytes: int) -> DataFileError:
+        what = f"{what} of {length_bytes} bytes at byte {offset_bytes}"
+        return DataFileError(MediaFault.SHORT, what, self.path, offset_bytes=offset_bytes)
+
+
+def open_data_file(path: Path, *, writable: bool, direct: DirectMode = DirectMode.AUTO) -> DataFile:
+    """Open an existing file or block device. Raises :class:`DataFileError`."""
+    try:
+        mode = path.stat().st_mode  # before opening, because opening a pipe would wait
+        if not (stat.S_ISREG(mode) or stat.S_ISBLK(mode)):
+            raise DataFileError(MediaFault.MISSING, "is neither a regular file nor a block device", path)
+        fd = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
+    except OSError as error:
+        verb = "opening for writing" if writable else "opening"
+        raise DataFileError.from_os_error(error, f"{verb} failed", path) from error
+    try:
+        size_bytes = os.lseek(fd, 0, os.SEEK_END)
+        works, reason = (False, "switched off by configuration") if direct is DirectMode.OFF else _try_direct(fd)
+        if direct is DirectMode.REQUIRED and not works:
+            raise DataFileError(MediaFault.UNSUPPORTED, f"O_DIRECT is required: {reason}", path)
+    except BaseException:
+        os.close(fd)
+        raise
+    return DataFile(fd, path, size_bytes=size_bytes, writable=writable, direct=works, reason=reason)
+
+
+def create_data_file(path: Path, size_bytes: int) -> SpaceKind:
+    """Create a file of ``size_bytes``, mode 0600, durably, with its space set aside where the filesystem can do that.
+
+    A full disk is therefore an error now, not later. Raises :class:`DataFileError` (EXISTS, FULL, READ_ONLY, ...) and
+    leaves nothing behind. (glibc reserves by writing where a filesystem has no fallocate: slow there, but real.)
+    """
+    assert size_bytes > 0
+    assert size_bytes % LBA_BYTES == 0
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise DataFileError.from_os_error(error, "creating failed", path) from error
+    try:
+        space = _reserve(fd, size_bytes)
+        os.fsync(fd)
+        _sync_directory(path.parent)
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        raise DataFileError.from_os_error(error, f"reserving {size_bytes} bytes failed", path) from error
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+    finally:
+        os.close(fd)
+    return space
+
+
+def probe_direct(directory: Path) -> tuple[bool, str]:
+    """Does O_DIRECT work on files in ``directory``? Tried on a temporary file; with the reason, for people."""
+    try:
+        fd, name = tempfile.mkstemp(prefix=".meshfusion-probe-", dir=directory)
+    except OSError as error:
+        return False, f"no file can be created in {directory}: {error.strerror}"
+    try:
+        os.write(fd, bytes(LBA_BYTES))
+        os.fsync(fd)
+        return _try_direct(fd)
+    except OSError as error:
+        return False, f"a file in {directory} cannot be written: {error.strerror}"
+    finally:
+        os.close(fd)
+        Path(name).unlink(missing_ok=True)
+
+
+def _try_direct(fd: int) -> tuple[bool, str]:
+    """Switch ``fd`` to O_DIRECT if a real read then works; else leave it as it was."""
+    flags = fcntl.fcntl(fd, fcntl.F_GETFL)
+    try:
+        with AlignedBuffer(max(LBA_BYTES, mmap.PAGESIZE)) as buffer:
+            fcntl.fcntl(fd, fcntl.F_SETFL, flags | os.O_DIRECT)
+            os.preadv(fd, [buffer.view[:LBA_BYTES]], 0)
+    except OSError as error:
+        fcntl.fcntl(fd, fcntl.F_SETFL, flags)
+        code = errno.errorcode.get(error.errno or 0, str(error.errno))
+        return False, f"O_DIRECT does not work on this filesystem or device ({code}): the page cache is used"
+    return True, "a read with O_DIRECT worked"
+
+
+def _reserve(fd: int, size_bytes: int) -> SpaceKind:
+    try:
+        os.posix_fallocate(fd, 0, size_bytes)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL):
+            raise
+        os.ftruncate(fd, size_bytes)
+        return SpaceKind.SPARSE
+    return SpaceKind.RESERVED
+
+
+def _sync_directory(directory: Path) -> None:
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,218 @@
+"""Segments of one namespace: who is free, open, sealed; generations; append-only allocation; the choice of a victim.
+
+A plain state machine: no I/O, no clock. It keeps rule 2: the generation of a segment is increased, durably, before
+any of its blocks is handed out again. Callers make the :class:`SegmentRecord` that an opening returns durable, then
+call :meth:`SegmentTable.opened`, and only then may extents of that segment leave the service.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentGeometry:
+    """Where segments lie: segment ``i`` covers ``segment_lba_count`` blocks from ``first_lba(i)``."""
+
+    lba_bytes: int
+    data_start_lba: int
+    segment_lba_count: int
+    segment_count: int
+
+    def first_lba(self, segment: int) -> int:
+        assert 0 <= segment < self.segment_count, segment
+        return self.data_start_lba + segment * self.segment_lba_count
+
+    @property
+    def segment_bytes(self) -> int:
+        return self.segment_lba_count * self.lba_bytes
+
+    @property
+    def capacity_bytes(self) -> int:
+        return self.segment_bytes * self.segment_count
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentRecord:
+    """What is durable about a segment that was ever used. ``opened_seq`` orders openings over the pool's life."""
+
+    segment: int
+    generation: int
+    opened_seq: int
+
+
+class SegmentState(enum.Enum):
+    FREE = "free"
+    OPENING = "opening"  # its record is not durable yet: no extent of it may leave
+    OPEN = "open"
+    SEALED = "sealed"
+
+
+@dataclass(slots=True)
+class _Segment:
+    state: SegmentState
+    generation: int
+    opened_seq: int
+    next_lba: int
+    read_pins: int = 0
+    write_pins: int = 0
+    last_used_s: float = float("-inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    segment: int
+    lba: int
+    lba_count: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentCounts:
+    free: int
+    open: int
+    sealed: int
+    opening: int
+
+
+class SegmentTable:
+    """All segments of one namespace.
+
+    ``records`` are the durable ones; a segment without a record was never used. A segment that was open when the
+    service stopped comes back sealed: a former writer may still own space behind its last committed chunk (rule 3).
+    """
+
+    def __init__(self, geometry: SegmentGeometry, records: Iterable[SegmentRecord] = ()) -> None:
+        self.geometry = geometry
+        self._segments = [
+            _Segment(SegmentState.FREE, generation=0, opened_seq=0, next_lba=geometry.first_lba(i))
+            for i in range(geometry.segment_count)
+        ]
+        self._current: int | None = None
+        self._last_seq = 0
+        for record in records:
+            assert 0 <= record.segment < geometry.segment_count, record
+            segment = self._segments[record.segment]
+            assert segment.state is SegmentState.FREE, f"two records for segment {record.segment}"
+            segment.state = SegmentState.SEALED
+            segment.generation = record.generation
+            segment.opened_seq = record.opened_seq
+            self._last_seq = max(self._last_seq, record.opened_seq)
+        self._free = [i for i, s in enumerate(self._segments) if s.state is SegmentState.FREE]
+        self._free.reverse()  # pop() hands out the lowest index first
+
+    # ---- reading -------------------------------------------------------------------------------------------------
+
+    def generation(self, segment: int) -> int:
+        return self._segments[segment].generation
+
+    def is_readable(self, segment: int, generation: int) -> bool:
+        """Do extents of ``segment`` under ``generation`` still mean what they meant when they were written?"""
+        if not 0 <= segment < self.geometry.segment_count:
+            return False
+        found = self._segments[segment]
+        return found.generation == generation and found.state in (SegmentState.OPEN, SegmentState.SEALED)
+
+    def counts(self) -> SegmentCounts:
+        tally = dict.fromkeys(SegmentState, 0)
+        for segment in self._segments:
+            tally[segment.state] += 1
+        return SegmentCounts(
+            free=tally[SegmentState.FREE],
+            open=tally[SegmentState.OPEN],
+            sealed=tally[SegmentState.SEALED],
+            opening=tally[SegmentState.OPENING],
+        )
+
+    # ---- pins ----------------------------------------------------------------------------------------------------
+
+    def pin_read(self, segment: int) -> None:
+        self._segments[segment].read_pins += 1
+
+    def unpin_read(self, segment: int) -> None:
+        self._segments[segment].read_pins -= 1
+        assert self._segments[segment].read_pins >= 0, f"segment {segment} unpinned twice"
+
+    def pin_write(self, segment: int) -> None:
+        self._segments[segment].write_pins += 1
+
+    def unpin_write(self, segment: int) -> None:
+        self._segments[segment].write_pins -= 1
+        assert self._segments[segment].write_pins >= 0, f"segment {segment} write-unpinned twice"
+
+    def used(self, segment: int, now_s: float) -> None:
+        """A chunk in ``segment`` was matched: it is recent."""
+        self._segments[segment].last_used_s = now_s
+
+    # ---- appending -----------------------------------------------------------------------------------------------
+
+    def allocate(self, lba_count: int) -> Allocation | None:
+        """Append ``lba_count`` blocks to the current segment, or None when it has no room (or there is none)."""
+        assert 0 < lba_count <= self.geometry.segment_lba_count, lba_count
+        if self._current is None:
+            return None
+        segment = self._segments[self._current]
+        assert segment.state in (SegmentState.OPEN, SegmentState.OPENING), segment.state
+        end = self.geometry.first_lba(self._current) + self.geometry.segment_lba_count
+        if segment.next_lba + lba_count > end:
+            return None
+        allocation = Allocation(self._current, segment.next_lba, lba_count, segment.generation)
+        segment.next_lba += lba_count
+        return allocation
+
+    def open_next(self, now_s: float, may_reclaim: Callable[[int], bool]) -> SegmentRecord | None:
+        """Seal the current segment and open another: a free one, or the victim with the oldest use.
+
+        Returns the record to make durable (with the victim's chunks removed from the index in the same transaction),
+        or None when nothing can be opened: the current segment then stays as it is.
+        """
+        target = self._free.pop() if self._free else self._victim(may_reclaim)
+        if target is None:
+            return None
+        if self._current is not None and self._segments[self._current].state is SegmentState.OPEN:
+            self._segments[self._current].state = SegmentState.SEALED
+        segment = self._segments[target]
+        assert segment.read_pins == 0, f"segment {target} reclaimed under {segment.read_pins} readers"
+        assert segment.write_pins == 0, f"segment {target} reclaimed under {segment.write_pins} writers"
+        self._last_seq += 1
+        segment.state = SegmentState.OPENING
+        segment.generation += 1
+        segment.opened_seq = self._last_seq
+        segment.next_lba = self.geometry.first_lba(target)
+        segment.last_used_s = now_s
+        self._current = target
+        return SegmentRecord(target, segment.generation, segment.opened_seq)
+
+    def opened(self, record: SegmentRecord) -> None:
+        """The record is durable: extents of this segment may leave, and its chunks may be matched."""
+        segment = self._segments[record.segment]
+        assert segment.generation == record.generation, (segment.generation, record)
+        assert segment.state in (SegmentState.OPENING, SegmentState.SEALED), segment.state
+        if segment.state is SegmentState.OPENING:
+            is_current = self._current == record.segment
+            segment.state = SegmentState.OPEN if is_current else SegmentState.SEALED
+
+    def open_failed(self, record: SegmentRecord) -> None:
+        """The record did not become durable. Nothing was handed out, so the segment is what it was before.
+
+        The generation is not lowered again: whether the write reached the medium is unknown, and a generation may
+        only grow. A segment that held chunks is sealed without them (their generation no longer matches).
+        """
+        segment = self._segments[record.segment]
+        assert segment.generation == record.generation, (segment.generation, record)
+        if self._current == record.segment:
+            self._current = None
+        segment.state = SegmentState.SEALED
+
+    def _victim(self, may_reclaim: Callable[[int], bool]) -> int | None:
+        candidates = [
+            (segment.last_used_s, segment.opened_seq, index)
+            for index, segment in enumerate(self._segments)
+            if segment.state is SegmentState.SEALED
+            and segment.read_pins == 0
+            and segment.write_pins == 0
+            and may_reclaim(index)
+        ]
+        return min(candidates)[2] if candidates else None

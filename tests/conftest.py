@@ -1,0 +1,44 @@
+"""What every suite shares: nothing asks a hub for a model, and CI does not skip in silence."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+ALLOWED_SKIP_PREFIX = "needs hardware:"
+"""In CI only a test that names hardware no CI machine has (GPU, RDMA NIC, DPU) may be skipped."""
+
+_skipped = pytest.StashKey[list[str]]()
+
+
+def forbidden_skips(skips: list[tuple[str, str]]) -> list[str]:
+    """The skips, given as (test, reason), that CI does not accept, as ``test: reason``."""
+    return [f"{test}: {reason}" for test, reason in skips if not reason.startswith(ALLOWED_SKIP_PREFIX)]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """In CI a skip for any other reason makes the run fail."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if os.environ.get("CI") != "true" or reporter is None:
+        return
+    skips: list[tuple[str, str]] = []
+    for report in reporter.stats.get("skipped", []):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        skips.append((report.nodeid, reason.removeprefix("Skipped: ")))
+    forbidden = forbidden_skips(skips)
+    session.config.stash[_skipped] = forbidden
+    if forbidden and exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Name the skips that made CI fail."""
+    forbidden = terminalreporter.config.stash.get(_skipped, [])
+    if forbidden:
+        terminalreporter.section(f'skips that CI does not accept (reason must start with "{ALLOWED_SKIP_PREFIX}")')
+        for line in forbidden:
+            terminalreporter.line(line)

@@ -1,0 +1,243 @@
+"""Every value type survives the wire; every bound is kept on the way in."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from fake_service import make_chunk, make_status
+from google.protobuf.message import DecodeError, Message
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from meshfusion.dpu.api import codec, codec_status, codec_writes, limits
+from meshfusion.dpu.api import types as t
+from meshfusion.dpu.api.limits import MalformedMessageError
+from meshfusion.dpu.api.v1 import chunk_pb2 as pb
+
+u32 = st.integers(0, 2**32 - 1)
+u63 = st.integers(0, 2**63 - 1)
+positive = st.integers(1, 2**63 - 1)
+keys = st.binary(min_size=32, max_size=32)
+# Any text a str can hold and UTF-8 can carry.
+texts = st.text(st.characters(codec="utf-8"), max_size=50)
+ids = st.text(st.characters(codec="utf-8"), min_size=1, max_size=limits.MAX_ID_CHARS)
+seconds = st.floats(0, 1e9)
+digests = st.lists(st.binary(min_size=8, max_size=8), max_size=6).map(tuple)
+
+
+def tuples_of(strategy: st.SearchStrategy[Any]) -> st.SearchStrategy[tuple[Any, ...]]:
+    return st.lists(strategy, max_size=4).map(tuple)
+
+
+extents = st.builds(t.Extent, u32, u32, u63, positive, u63)
+shards = st.builds(t.Shard, u32, extents, u63, positive, positive, digests)
+chunks = st.builds(t.ChunkRecord, keys, keys, ids, u32, u63, positive, tuples_of(shards))
+shard_sizes = st.builds(t.ShardSize, u32, positive, st.integers(1, limits.MAX_UNITS_PER_SHARD))
+reserve_items = st.builds(t.ReserveItem, keys, u32, u63, positive, tuples_of(shard_sizes), copies=st.integers(1, 255))
+results = st.one_of(
+    st.builds(t.ReserveResult, st.just(t.ReserveOutcome.GRANTED), ids, tuples_of(extents)),
+    st.builds(t.ReserveResult, st.sampled_from(list(t.ReserveOutcome)[1:])),
+)
+match_replies = st.one_of(
+    st.just(t.MatchReply("", ())),
+    st.builds(t.MatchReply, ids, st.lists(chunks, min_size=1, max_size=3).map(tuple)),
+)
+holders = st.builds(t.HolderStatus, ids, texts, texts, texts, u32, u63, u63, seconds, ids)
+statuses = st.builds(
+    t.PoolStatus,
+    pool_uuid=ids,
+    path=texts,
+    saves_stopped_reason=texts,
+    format_version=u32,
+    lba_bytes=u32,
+    holders=tuples_of(holders),
+    counters=tuples_of(st.tuples(ids, u63)),
+    **{n: u63 for n in codec_status._POOL_INTS if n not in {"format_version", "lba_bytes"}},
+)
+
+Codec = tuple[Callable[[Any], Message], Callable[[Any], Any]]
+CASES: dict[str, tuple[st.SearchStrategy[Any], Codec]] = {
+    "extent": (extents, (codec.extent_to_pb, codec.extent_from_pb)),
+    "chunk": (chunks, (codec.chunk_to_pb, codec.chunk_from_pb)),
+    "attach": (
+        st.builds(
+            t.AttachRequest, ids, ids, texts, texts, u32, keys, st.integers(1, limits.MAX_SHARDS), ids, u32, texts
+        ),
+        (codec.attach_request_to_pb, codec.attach_request_from_pb),
+    ),
+    "attachment": (
+        st.builds(
+            t.Attachment,
+            ids,
+            ids,
+            u63,
+            tuples_of(st.builds(t.Namespace, u32, texts, st.integers(1, 2**32 - 1), u63)),
+            texts,
+            seconds,
+            seconds,
+            seconds,
+        ),
+        (codec.attachment_to_pb, codec.attachment_from_pb),
+    ),
+    "match": (
+        st.builds(t.MatchRequest, ids, texts, u32, st.integers(1, 2**32 - 1), tuples_of(keys)),
+        (codec.match_request_to_pb, codec.match_request_from_pb),
+    ),
+    "match reply": (match_replies, (codec.match_reply_to_pb, codec.match_reply_from_pb)),
+    "release": (
+        st.builds(t.ReleaseRequest, ids, tuples_of(ids)),
+        (codec.release_request_to_pb, codec.release_request_from_pb),
+    ),
+    "reserve": (
+        st.builds(t.ReserveRequest, ids, u63, tuples_of(reserve_items)),
+        (codec_writes.reserve_request_to_pb, codec_writes.reserve_request_from_pb),
+    ),
+    "reserve reply": (
+        st.builds(t.ReserveReply, tuples_of(results)),
+        (codec_writes.reserve_reply_to_pb, codec_writes.reserve_reply_from_pb),
+    ),
+    "commit": (
+        st.builds(t.CommitRequest, ids, u63, tuples_of(st.builds(t.CommitItem, ids, tuples_of(digests)))),
+        (codec_writes.commit_request_to_pb, codec_writes.commit_request_from_pb),
+    ),
+    "commit reply": (
+        st.builds(t.CommitReply, tuples_of(st.booleans())),
+        (codec_writes.commit_reply_to_pb, codec_writes.commit_reply_from_pb),
+    ),
+    "abort": (
+        st.builds(t.AbortRequest, ids, u63, tuples_of(ids)),
+        (codec_writes.abort_request_to_pb, codec_writes.abort_request_from_pb),
+    ),
+    "heartbeat": (
+        st.builds(t.HeartbeatRequest, ids, u63, tuples_of(ids)),
+        (codec.heartbeat_request_to_pb, codec.heartbeat_request_from_pb),
+    ),
+    "heartbeat reply": (
+        st.builds(t.HeartbeatReply, tuples_of(ids)),
+        (codec.heartbeat_reply_to_pb, codec.heartbeat_reply_from_pb),
+    ),
+    "drop": (
+        st.builds(t.DropRequest, ids, keys, extents, texts),
+        (codec.drop_request_to_pb, codec.drop_request_from_pb),
+    ),
+    "list": (
+        st.builds(t.ListRequest, keys | st.just(b""), st.integers(1, limits.MAX_LIST_LIMIT), keys | st.just(b"")),
+        (codec.list_request_to_pb, codec.list_request_from_pb),
+    ),
+    "list reply": (
+        st.builds(t.ListReply, tuples_of(chunks), keys | st.just(b"")),
+        (codec.list_reply_to_pb, codec.list_reply_from_pb),
+    ),
+    "status": (statuses, (codec_status.pool_status_to_pb, codec_status.pool_status_from_pb)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_round_trip_over_the_wire(name: str, data: st.DataObject) -> None:
+    strategy, (to_pb, from_pb) = CASES[name]
+    value = data.draw(strategy)
+    message = to_pb(value)
+    assert from_pb(type(message).FromString(message.SerializeToString())) == value
+
+
+@pytest.mark.parametrize("name", CASES)
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_garbage_is_refused_or_decodes_to_a_value_within_bounds(name: str, data: st.DataObject) -> None:
+    """Whatever bytes arrive: a typed refusal, or a value that encodes again. Never another exception."""
+    strategy, (to_pb, from_pb) = CASES[name]
+    raw = bytearray(to_pb(data.draw(strategy)).SerializeToString())
+    for _ in range(data.draw(st.integers(1, 4))):
+        if raw:
+            raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        message = type(to_pb(data.draw(strategy))).FromString(bytes(raw))
+    except DecodeError:  # protobuf's own refusal; the server turns it into INVALID_ARGUMENT
+        return
+    try:
+        value = from_pb(message)
+    except MalformedMessageError:
+        return
+    to_pb(value)
+
+
+def _match(**changes: Any) -> pb.MatchRequest:
+    fields: dict[str, Any] = {"holder_id": "h", "chunk_tokens": 64, "keys": [b"k" * 32], **changes}
+    return pb.MatchRequest(**fields)
+
+
+def _reserve(**changes: Any) -> pb.ReserveRequest:
+    size = pb.ShardSize(rank=0, unit_bytes=4096, unit_count=1)
+    item: dict[str, Any] = {"key": b"k" * 32, "token_count": 64, "shards": [size], "copies": 1, **changes}
+    return pb.ReserveRequest(holder_id="h", epoch=1, items=[pb.ReserveItem(**item)])
+
+
+@pytest.mark.parametrize(
+    ("decode", "message", "field"),
+    [
+        (codec.match_request_from_pb, _match(keys=[b"k" * 31]), "keys"),
+        (codec.match_request_from_pb, _match(keys=[b"k" * 32] * 65_537), "keys"),
+        (codec.match_request_from_pb, _match(holder_id="h" * 201), "holder_id"),
+        (codec.match_request_from_pb, _match(holder_id=""), "holder_id"),
+        (codec.match_request_from_pb, _match(chunk_tokens=0), "chunk_tokens"),
+        (codec_writes.reserve_request_from_pb, _reserve(key=b""), "item.key"),
+        (codec_writes.reserve_request_from_pb, _reserve(position_tokens=2**63), "item.position_tokens"),
+        (codec_writes.reserve_request_from_pb, _reserve(copies=0), "item.copies"),
+        (
+            codec_writes.reserve_request_from_pb,
+            pb.ReserveRequest(holder_id="h", items=[pb.ReserveItem()] * 4_097),
+            "items",
+        ),
+        (
+            codec_writes.reserve_request_from_pb,
+            _reserve(shards=[pb.ShardSize(unit_bytes=0, unit_count=1)]),
+            "shard.unit_bytes",
+        ),
+        (
+            codec_writes.reserve_reply_from_pb,
+            pb.ReserveReply(results=[pb.ReserveResult(outcome=0)]),
+            "result.outcome",
+        ),
+        (
+            codec_writes.reserve_reply_from_pb,
+            pb.ReserveReply(results=[pb.ReserveResult(outcome=1)]),
+            "result.grant_id",
+        ),
+        (
+            codec_writes.commit_request_from_pb,
+            pb.CommitRequest(holder_id="h", items=[pb.CommitItem(grant_id="g", unit_digests=[b"1234567"])]),
+            "unit_digests",
+        ),
+        (
+            codec.attachment_from_pb,
+            pb.Attachment(pool_uuid="p", holder_id="h", lease_ttl_s=float("nan")),
+            "lease_ttl_s",
+        ),
+        (codec.list_request_from_pb, pb.ListRequest(limit=0), "limit"),
+        (codec.list_request_from_pb, pb.ListRequest(limit=1, after_key=b"x"), "after_key"),
+        (codec.chunk_from_pb, pb.ChunkRecord(key=b"k" * 32, identity=b"i"), "chunk.identity"),
+    ],
+)
+def test_a_broken_bound_is_named(decode: Callable[[Any], Any], message: Message, field: str) -> None:
+    with pytest.raises(MalformedMessageError, match=f"malformed message: {field} "):
+        decode(message)
+
+
+def test_digests_are_packed_back_to_back() -> None:
+    chunk = make_chunk(3, unit_count=2)
+    message = codec.chunk_to_pb(chunk)
+    assert message.shards[0].unit_digests == (3000).to_bytes(8, "little") + (3001).to_bytes(8, "little")
+
+
+def test_every_plain_status_field_crosses() -> None:
+    """Distinct values, so that a swapped field shows."""
+    numbers = {name: 100 + i for i, name in enumerate(codec_status._POOL_INTS)}
+    status = dataclasses.replace(make_status(), **numbers)
+    message = codec_status.pool_status_to_pb(status)
+    assert {name: getattr(message, name) for name in numbers} == numbers
+    assert codec_status.pool_status_from_pb(message) == status

@@ -1,0 +1,231 @@
+"""The service's configuration file: what is accepted, and that every problem is told with its way out."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshfusion.dpu.config import ServiceConfig, load_service_config
+from meshfusion.dpu.config_example import example_service_config
+from meshfusion.dpu.config_problems import ConfigProblemsError
+from meshfusion.dpu.sizes import parse_size_bytes
+from meshfusion.dpu.yaml_document import parse_yaml
+from meshfusion.jbof.errors import ConfigError
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "service.yaml"
+    path.write_text(text.replace("$TMP", str(tmp_path)))
+    return path
+
+
+def problems_of(path: Path) -> list[str]:
+    with pytest.raises(ConfigProblemsError) as caught:
+        load_service_config(path)
+    return [str(p) for p in caught.value.problems]
+
+
+GOOD = """
+listen: unix://$TMP/s
+pool: {path: $TMP/pool, create: true, size: 4GiB}
+"""
+
+
+def test_a_short_file_gets_the_defaults(tmp_path: Path) -> None:
+    config = load_service_config(write(tmp_path, GOOD))
+    assert config.listen == f"unix://{tmp_path}/s"
+    assert config.pool.path == tmp_path / "pool"
+    assert config.pool.size == 4 * 2**30
+    assert config.pool.segment_size == 64 * 2**20
+    assert config.leases.lease_ttl_s == 30.0
+    assert (config.log.level, config.log.format) == ("info", "text")
+
+
+def test_lease_defaults_are_those_of_the_pool() -> None:
+    pool = pytest.importorskip("meshfusion.dpu.pool")
+    assert ServiceConfig.model_fields["leases"].default.model_dump() == dataclasses.asdict(pool.PoolOptions())
+
+
+def test_all_problems_are_told_at_once_with_line_value_and_fix(tmp_path: Path) -> None:
+    problems = problems_of(
+        write(
+            tmp_path,
+            """listen: 0.0.0.0:80
+pool:
+  path: pool
+  siez: 4GiB
+  create: "yes"
+leases:
+  lease_ttl_s: abc
+  max_pinned_fraction: 1.5
+log: {level: loud}
+extra: 1
+""",
+        )
+    )
+    expected = [
+        r"line 1: listen = '0\.0\.0\.0:80': is not a loopback address.*unix:///",
+        r"line 3: pool\.path = 'pool': must be an absolute path.*write for example /var",
+        r"line 4: pool\.siez: unknown key; did you mean pool\.size\?",
+        r"line 5: pool\.create = 'yes': should be a valid boolean; write for example true",
+        r"line 7: leases\.lease_ttl_s = 'abc': should be a valid number; write for example 30\.0",
+        r"line 8: leases\.max_pinned_fraction = 1\.5: should be less than or equal to 1; write for example 0\.5",
+        r"line 9: log\.level = 'loud': should be 'debug', 'info', 'warning' or 'error'",
+        r"line 10: extra: unknown key; remove it; known here: listen, pool, leases, log",
+    ]
+    assert len(problems) == len(expected)
+    for problem, pattern in zip(problems, expected, strict=True):
+        assert re.match(pattern, problem), problem
+
+
+def test_missing_keys_are_named(tmp_path: Path) -> None:
+    assert problems_of(write(tmp_path, "pool: {}")) == [
+        "listen: is missing; add listen: unix:///run/meshfusion/meshfusion.sock",
+        "line 1: pool.path: is missing; add path: /var/lib/meshfusion/pool",
+    ]
+
+
+def test_missing_directories_are_told_along_with_other_problems(tmp_path: Path) -> None:
+    problems = problems_of(
+        write(tmp_path, "listen: unix://$TMP/run/s\npool: {path: $TMP/a/b, create: true}\nlog: {levle: info}\n")
+    )
+    assert problems == [
+        f"line 1: listen = 'unix://{tmp_path}/run/s': the socket's directory {tmp_path}/run does not exist; "
+        f"mkdir -p {tmp_path}/run",
+        "line 2: pool.size: is needed to create the pool; add for example size: 4GiB",
+        f"line 2: pool.path = '{tmp_path}/a/b': the directory {tmp_path}/a does not exist; mkdir -p {tmp_path}/a",
+        "line 3: log.levle: unknown key; did you mean log.level?",
+    ]
+
+
+def test_a_missing_pool_without_create_names_both_ways_out(tmp_path: Path) -> None:
+    (problem,) = problems_of(write(tmp_path, "listen: unix://$TMP/s\npool: {path: $TMP/pool}\n"))
+    assert "pool.create: true" in problem
+    assert f"mfctl pool create {tmp_path}/pool" in problem
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="root may write everywhere")
+def test_a_directory_not_writable_is_named(tmp_path: Path) -> None:
+    (tmp_path / "ro").mkdir(mode=0o500)
+    (problem,) = problems_of(write(tmp_path, GOOD.replace("$TMP/s", "$TMP/ro/s")))
+    assert "is not writable" in problem
+
+
+def test_a_data_path_must_exist(tmp_path: Path) -> None:
+    text = GOOD.replace("size: 4GiB", "size: 4GiB, data_path: $TMP/no-such-device")
+    (problem,) = problems_of(write(tmp_path, text))
+    assert problem.startswith(f"line 3: pool.data_path = '{tmp_path}/no-such-device': does not exist")
+
+
+def test_heartbeats_must_fit_into_the_ttls(tmp_path: Path) -> None:
+    (problem,) = problems_of(write(tmp_path, GOOD + "leases: {heartbeat_s: 10, holder_silence_s: 15}\n"))
+    assert "holder_silence_s = 15.0 must be at least twice heartbeat_s = 10.0" in problem
+
+
+def test_duplicate_keys_are_told(tmp_path: Path) -> None:
+    (problem,) = problems_of(write(tmp_path, GOOD + "log: {level: info}\nlog: {level: debug}\n"))
+    assert problem == "line 4: log: stands twice in the file; remove one of them"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "it is empty"),
+        ("- a\n- b\n", "it is a list"),
+        ("just words", "it is a str"),
+        ("listen: x\npool: [1,\n", "line 3, column 1: not valid YAML"),
+        ("listen: x\n\tpool: y\n", "line 2, column 1: not valid YAML"),
+        ("a: !!python/object:os.system x", "line 1.*could not determine a constructor"),
+        ("a: 2026-99-99", "not valid YAML"),
+        ("{[1]: 2}", "line 1.*unhashable"),
+    ],
+)
+def test_what_is_no_mapping_or_no_yaml(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        load_service_config(write(tmp_path, text))
+    assert caught.value.next_step
+
+
+def test_cyclic_aliases_do_not_hang(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError):
+        load_service_config(write(tmp_path, "pool: &p {path: *p}\n"))
+
+
+def test_unreadable_files(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no such file"):
+        load_service_config(tmp_path / "missing.yaml")
+    with pytest.raises(ConfigError, match="Is a directory"):
+        load_service_config(tmp_path)
+    (tmp_path / "latin").write_bytes(b"a: \xe9\n")
+    with pytest.raises(ConfigError, match="not UTF-8"):
+        load_service_config(tmp_path / "latin")
+
+
+def test_the_example_is_complete_and_shows_the_defaults(tmp_path: Path) -> None:
+    text = example_service_config()
+    data = yaml.safe_load(text)
+    assert set(data) == set(ServiceConfig.model_fields)
+    assert "# data_path: " in text
+    data["listen"] = f"unix://{tmp_path}/s"
+    data["pool"]["path"] = f"{tmp_path}/pool"
+    config = load_service_config(write(tmp_path, yaml.safe_dump(data)))
+    assert config == load_service_config(write(tmp_path, GOOD))
+
+
+def test_lines_point_into_nested_values() -> None:
+    document = parse_yaml("a:\n  - x\n  - b: 1\n    c: 2\n", "f")
+    assert document.lines == {("a",): 1, ("a", 0): 2, ("a", 1): 3, ("a", 1, "b"): 3, ("a", 1, "c"): 4}
+    assert document.line_of(("a", 1, "missing")) == 3
+    assert document.line_of(("z",)) is None
+
+
+@pytest.mark.parametrize(
+    ("value", "size_bytes"),
+    [
+        ("4GiB", 4 * 1024**3),
+        ("4 GiB", 4 * 1024**3),
+        ("1.5KiB", 1536),
+        ("4GB", 4_000_000_000),
+        ("17", 17),
+        ("17B", 17),
+        (4096, 4096),
+        ("0.1GB", 100_000_000),
+        ("2PiB", 2 * 1024**5),
+        ("4gib", 4 * 1024**3),
+    ],
+)
+def test_sizes(value: object, size_bytes: int) -> None:
+    assert parse_size_bytes(value) == size_bytes
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("4G", "unknown unit 'G'; use one of B, KiB"),
+        ("4iB", "unknown unit"),
+        ("0.1B", "whole number of bytes"),
+        ("-4GiB", "is not a size"),
+        ("", "is not a size"),
+        ("0GiB", "more than 0"),
+        (0, "more than 0"),
+        ("9999PiB", "less than 8 EiB"),
+        (True, "is not a size"),
+        (None, "is not a size"),
+        (1.5, "is not a size"),
+    ],
+)
+def test_what_is_no_size(value: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse_size_bytes(value)
+
+
+@given(st.integers(1, 2**40), st.sampled_from([("KiB", 1024), ("MB", 10**6), ("B", 1)]))
+def test_whole_sizes_scale_by_their_unit(count: int, unit: tuple[str, int]) -> None:
+    assert parse_size_bytes(f"{count}{unit[0]}") == count * unit[1]

@@ -1,0 +1,126 @@
+"""The life of the service process: logs, pool, server, one ready line, and a graceful end."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from meshfusion.dpu.config import LogConfig, PoolConfig, ServiceConfig
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from meshfusion.dpu.pool import Pool
+
+log = logging.getLogger("meshfusion.service")
+
+STOP_GRACE_S = 5.0
+
+
+def run_service(config: ServiceConfig, *, ready_as_json: bool) -> None:
+    """Serve until SIGTERM or SIGINT, then let running calls finish for ``STOP_GRACE_S`` seconds.
+
+    Raises the typed errors of opening the pool and of listening. Must run in the main thread.
+    """
+    configure_logging(config.log)
+    stop = _StopSignal()
+    pool = _open_pool(config)
+    try:
+        # After the pool: its checks may start child processes, which gRPC's threads do not like.
+        from meshfusion.dpu.api.server import serve
+
+        server = serve(pool, config.listen)
+        try:
+            print(_ready_line(server.address, config.pool.path, pool.pool_uuid, ready_as_json), flush=True)
+            signal_name = stop.wait()
+            log.info("%s: stopping", signal_name)
+        finally:
+            server.stop(STOP_GRACE_S)
+    finally:
+        pool.close()
+    log.info("stopped")
+
+
+def _open_pool(config: ServiceConfig) -> Pool:
+    from meshfusion.dpu.pool import Pool, PoolOptions, create_pool
+
+    if config.pool.create and _is_absent(config.pool):
+        assert config.pool.size is not None, "load_service_config asks for it when the pool is absent"
+        create_pool(
+            config.pool.path,
+            size_bytes=config.pool.size,
+            segment_bytes=config.pool.segment_size,
+            data_path=config.pool.data_path,
+        )
+        log.info("created pool %s", config.pool.path)
+    pool = Pool.open(config.pool.path, PoolOptions(**config.leases.model_dump()))
+    log.info("opened pool %s (%s)", config.pool.path, pool.pool_uuid)
+    return pool
+
+
+def _is_absent(pool: PoolConfig) -> bool:
+    """A directory made ready for the pool, say by a package or a mount, counts as absent."""
+    return not pool.path.exists() or (pool.path.is_dir() and not any(pool.path.iterdir()))
+
+
+def _ready_line(address: str, path: Path, pool_uuid: str, as_json: bool) -> str:
+    fields = {"address": address, "pool": str(path), "pool_uuid": pool_uuid, "pid": os.getpid()}
+    if as_json:
+        return json.dumps({"ready": True, **fields})
+    return "ready " + " ".join(f"{name}={value}" for name, value in fields.items())
+
+
+class _StopSignal:
+    """Turns SIGTERM and SIGINT into a return from :meth:`wait`; before it, into the end of the process."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+        self._waiting = False
+        self._name = ""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._handle)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self._name = signal.Signals(number).name
+        self._event.set()
+        if not self._waiting:
+            # Still opening the pool, which may take long: unwind through its clean-up.
+            raise SystemExit(0)
+
+    def wait(self) -> str:
+        self._waiting = True
+        self._event.wait()
+        return self._name
+
+
+def configure_logging(config: LogConfig) -> None:
+    """Send this process's log to stderr."""
+    handler = logging.StreamHandler(sys.stderr)
+    if config.format == "json":
+        handler.setFormatter(JsonFormatter())
+    else:
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=config.level.upper(), handlers=[handler], force=True)
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line, whatever the message holds."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        at = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        body = {
+            "time": f"{at}.{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            body["exception"] = self.formatException(record.exc_info)
+        return json.dumps(body)

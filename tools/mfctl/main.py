@@ -1,0 +1,114 @@
+"""``mfctl`` and the ``meshfusion`` daemon: the command tree, and how its errors end.
+
+Commands import what they need inside themselves, so that ``mfctl --help`` does not wait for an engine's libraries.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, NoReturn
+
+import click
+
+from meshfusion.jbof.errors import MeshFusionError
+from meshfusion.tools.mfctl.chunk_commands import chunk
+from meshfusion.tools.mfctl.config_commands import config
+from meshfusion.tools.mfctl.doctor_command import doctor
+from meshfusion.tools.mfctl.output import EXIT_INTERRUPTED, report_error, report_json, wants_json
+from meshfusion.tools.mfctl.pool_commands import pool
+from meshfusion.tools.mfctl.service_commands import run, service
+
+EXIT_CODES_HELP = """\b
+Exit codes:
+  0  done
+  1  failure
+  2  wrong usage
+  3  the pool is in use by another process
+  4  the pool is damaged, foreign or of another version
+  5  the service cannot be reached
+"""
+
+
+class RootGroup(click.Group):
+    """The outermost command: every error the user can meet ends as one message and an exit code."""
+
+    def main(self, *args: Any, **extra: Any) -> Any:
+        end_with_exit_code(super().main, *args, **extra)
+
+
+class RootCommand(click.Command):
+    """As :class:`RootGroup`, for a program of one command."""
+
+    def main(self, *args: Any, **extra: Any) -> Any:
+        end_with_exit_code(super().main, *args, **extra)
+
+
+def end_with_exit_code(
+    run_command: Callable[..., Any], args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any
+) -> NoReturn:
+    """Run a click command; report what it raises in the format that was asked for, and exit."""
+    arguments = sys.argv[1:] if args is None else list(args)
+    as_json = wants_json(arguments)
+    extra["standalone_mode"] = False
+    code: object = 0
+    try:
+        code = run_command(arguments, prog_name, **extra)
+    except MeshFusionError as e:
+        code = report_error(e, as_json=as_json)
+    except click.ClickException as e:
+        if as_json:
+            report_json(type(e).__name__, e.format_message(), "See the command's --help.", e.exit_code)
+        else:
+            e.show()
+        code = e.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("interrupted", err=True)
+        code = EXIT_INTERRUPTED
+    except OSError as e:
+        if e.filename is None:
+            raise  # not about a file the user named: a defect, wants its traceback
+        report = MeshFusionError(f"{e.filename}: {e.strerror}", next_step="Check the path, permissions and space.")
+        code = report_error(report, as_json=as_json)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _version() -> str:
+    try:
+        return version("meshfusion")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+@click.group(cls=RootGroup, epilog=EXIT_CODES_HELP, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(_version(), prog_name="mfctl")
+def mfctl() -> None:
+    """Create, serve and inspect MeshFusion pools."""
+
+
+for command in (pool, service, chunk, config, doctor):
+    mfctl.add_command(command)
+
+meshfusion = RootCommand(
+    "meshfusion",
+    callback=run.callback,
+    params=run.params,
+    help=run.help,
+    epilog=EXIT_CODES_HELP,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def main() -> None:
+    """Entry point of ``mfctl``."""
+    mfctl.main(prog_name="mfctl")
+
+
+def service_main() -> None:
+    """Entry point of ``meshfusion``: the same as ``mfctl service run``."""
+    meshfusion.main(prog_name="meshfusion")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""How mfctl prints: plain aligned tables for people and pipes, JSON for programs, errors with their next step."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+import click
+
+from meshfusion.jbof.errors import FormatError, MeshFusionError, PoolBusyError, ServiceUnavailableError
+
+EXIT_FAILURE = 1
+EXIT_USAGE = 2
+EXIT_POOL_BUSY = 3
+EXIT_DAMAGED = 4
+EXIT_UNREACHABLE = 5
+EXIT_INTERRUPTED = 130
+
+_EXIT_CODES: tuple[tuple[type[MeshFusionError], int], ...] = (
+    (PoolBusyError, EXIT_POOL_BUSY),
+    (FormatError, EXIT_DAMAGED),
+    (ServiceUnavailableError, EXIT_UNREACHABLE),
+)
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def format_option(command: F) -> F:
+    """Adds ``--format``; the command gets ``output_format``, "table" or "json"."""
+    return click.option(
+        "--format",
+        "output_format",
+        type=click.Choice(["table", "json"]),
+        default="table",
+        show_default=True,
+        help="What to print: a table for people, or JSON for programs.",
+    )(command)
+
+
+def wants_json(arguments: Sequence[str]) -> bool:
+    """Was JSON asked for? Read from the raw arguments, because errors of parsing obey it too."""
+    pairs = zip(arguments, [*arguments[1:], ""], strict=True)
+    return any(a == "--format=json" or (a == "--format" and b == "json") for a, b in pairs)
+
+
+def exit_code(error: MeshFusionError) -> int:
+    return next((code for kind, code in _EXIT_CODES if isinstance(error, kind)), EXIT_FAILURE)
+
+
+def report_error(error: MeshFusionError, *, as_json: bool) -> int:
+    """Print ``error`` on stderr; returns the exit code it stands for."""
+    code = exit_code(error)
+    if as_json:
+        problems = [_plain(p) for p in getattr(error, "problems", ())]
+        report_json(type(error).__name__, error.message, error.next_step, code, problems)
+    else:
+        click.echo(f"error: {error}", err=True)
+    return code
+
+
+def report_json(kind: str, message: str, next_step: str, code: int, problems: Sequence[object] = ()) -> None:
+    """One object on stderr. ``problems``: the single faults of a file, each with field, value, line and fix."""
+    body: dict[str, object] = {"kind": kind, "message": message, "next_step": next_step, "exit_code": code}
+    if problems:
+        body["problems"] = problems
+    click.echo(json.dumps({"error": body}, default=str), err=True)
+
+
+def print_json(value: Any) -> None:
+    """One JSON document on stdout; bytes become hex, dataclasses become objects."""
+    click.echo(json.dumps(value, indent=2 if sys.stdout.isatty() else None, default=_plain))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return value.hex()
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+    return str(value)
+
+
+def print_table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Columns two spaces apart. Never cut or wrapped, so that a key can be copied and a pipe can be searched."""
+    cells = [tuple(headers), *(tuple(_cell(c) for c in row) for row in rows)]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(headers))]
+    for row in cells:
+        click.echo("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip())
+
+
+def print_fields(fields: Iterable[tuple[str, object]]) -> None:
+    """One ``name  value`` line each."""
+    pairs = [(name, _cell(value)) for name, value in fields]
+    width = max(len(name) for name, _ in pairs)
+    for name, value in pairs:
+        click.echo(f"{name.ljust(width)}  {value}".rstrip())
+
+
+def _cell(value: object) -> str:
+    """Control characters out: names come from other processes and must not move the reader's cursor."""
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in str(value))
+
+
+def format_bytes(size_bytes: int) -> str:
+    """``1536`` -> ``1.5 KiB``."""
+    value = float(size_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} PiB"

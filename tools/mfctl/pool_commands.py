@@ -1,0 +1,177 @@
+"""``mfctl pool``: create, status, check."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from meshfusion.dpu.api.types import PoolStatus
+from meshfusion.jbof.errors import FormatError
+from meshfusion.tools.mfctl.output import (
+    format_bytes,
+    format_option,
+    print_fields,
+    print_json,
+    print_table,
+)
+from meshfusion.tools.mfctl.sources import read_status, source_options
+
+
+def _size(ctx: click.Context, param: click.Parameter, value: str) -> int:
+    from meshfusion.dpu.sizes import parse_size_bytes
+
+    try:
+        return parse_size_bytes(value)
+    except ValueError as e:
+        raise click.BadParameter(str(e), ctx, param) from e
+
+
+PATH = click.Path(path_type=Path)
+
+
+@click.group()
+def pool() -> None:
+    """Create and examine pools."""
+
+
+@pool.command()
+@click.argument("path", type=PATH)
+@click.option(
+    "--size", "size_bytes", callback=_size, required=True, metavar="SIZE", help="Size of the pool, for example 4GiB."
+)
+@click.option(
+    "--segment-size", "segment_bytes", callback=_size, default="64MiB", show_default=True, metavar="SIZE",
+    help="Unit of reclaim.",
+)  # fmt: skip
+@click.option("--data-path", type=PATH, help="Block device or file for the data; default: a file inside PATH.")
+@format_option
+def create(path: Path, size_bytes: int, segment_bytes: int, data_path: Path | None, output_format: str) -> None:
+    """Create an empty pool in the new directory PATH."""
+    from meshfusion.dpu.pool import create_pool, inspect_pool
+
+    create_pool(path, size_bytes=size_bytes, segment_bytes=segment_bytes, data_path=data_path)
+    status = inspect_pool(path)
+    if output_format == "json":
+        print_json(status_object(status))
+        return
+    click.echo(
+        f"created pool {status.pool_uuid} in {status.path}: {status.segment_count} segments of "
+        f"{format_bytes(status.segment_bytes)}"
+    )
+
+
+@pool.command()
+@click.argument("path", type=PATH, required=False)
+@source_options
+@format_option
+def status(path: Path | None, address: str | None, timeout_s: float, output_format: str) -> None:
+    """Show what a pool holds and who uses it.
+
+    From PATH, it is read beside whoever owns the pool and shows what is on the medium; leases, grants and holders
+    are known only to the service: use --service.
+    """
+    result = read_status(path, address, timeout_s)
+    if output_format == "json":
+        print_json(status_object(result))
+    else:
+        _print_status(result, live=address is not None)
+
+
+def status_object(status: PoolStatus) -> dict[str, Any]:
+    """The JSON form: the fields of :class:`PoolStatus`, counters as an object."""
+    return {**dataclasses.asdict(status), "counters": dict(status.counters)}
+
+
+def _print_status(s: PoolStatus, *, live: bool) -> None:
+    segments = (
+        f"{s.segment_count} of {format_bytes(s.segment_bytes)}: {s.segments_free} free, {s.segments_open} open, "
+        f"{s.segments_sealed} sealed, {s.segments_reclaiming} being reclaimed; {s.segments_quarantined} quarantined"
+    )
+    fields: list[tuple[str, object]] = [
+        ("pool", s.pool_uuid),
+        ("path", s.path),
+        ("format", f"version {s.format_version}, {s.lba_bytes}-byte blocks"),
+        ("epoch", s.epoch),
+        ("capacity", format_bytes(s.capacity_bytes)),
+        ("segments", segments),
+        ("chunks", f"{s.committed_chunk_count} ({format_bytes(s.committed_payload_bytes)})"),
+    ]
+    if live:
+        fields += [
+            ("leases", f"{s.lease_count}, pinning {format_bytes(s.pinned_bytes)}"),
+            ("grants", s.grant_count),
+            ("saves", f"STOPPED: {s.saves_stopped_reason}" if s.saves_stopped_reason else "accepted"),
+        ]
+    print_fields(fields)
+    if s.holders:
+        click.echo()
+        print_table(
+            ["HOLDER", "STATE", "ENGINE", "HOST", "PID", "LEASES", "GRANTS", "SILENT"],
+            [
+                (
+                    *(h.holder_id, h.state, f"{h.engine_kind} {h.engine_version}", h.host, h.pid),
+                    *(h.lease_count, h.grant_count, f"{h.silent_s:.1f} s"),
+                )
+                for h in s.holders
+            ],
+        )
+    if s.counters:
+        click.echo()
+        print_table(["COUNTER", "VALUE"], s.counters)
+
+
+@pool.command()
+@click.argument("path", type=PATH)
+@format_option
+def check(path: Path, output_format: str) -> None:
+    """Read every chunk of the pool in PATH and compare it with its digests.
+
+    Exits 4 when something is damaged. Nothing is changed.
+    """
+    from meshfusion.dpu.pool import check_pool
+
+    with _Progress(enabled=sys.stderr.isatty()) as progress:
+        report = check_pool(path, progress.update)
+    damaged = tuple(report.damaged)
+    if output_format == "json":
+        print_json({"chunks_checked": report.chunks_checked, "bytes_checked": report.bytes_checked, "damaged": damaged})
+    else:
+        click.echo(f"checked {report.chunks_checked} chunks, {format_bytes(report.bytes_checked)}")
+        for entry in damaged:
+            click.echo(f"damaged: {entry}")
+    if damaged:
+        raise FormatError(
+            f"{len(damaged)} of {report.chunks_checked} chunks are damaged",
+            next_step="Engines recompute them, and the service drops each when a load finds it. If more appear, look at "
+            "the drive's health.",
+        )
+
+
+class _Progress:
+    """A progress bar on stderr, drawn only for a person."""
+
+    def __init__(self, *, enabled: bool) -> None:
+        self._enabled = enabled
+
+    def __enter__(self) -> _Progress:
+        if self._enabled:
+            from rich.console import Console
+            from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+            columns = (TextColumn("checking"), BarColumn(), DownloadColumn(binary_units=True), TimeRemainingColumn())
+            self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
+            self._task = self._bar.add_task("check", total=None)
+            self._bar.start()
+        return self
+
+    def update(self, done: int, total: int) -> None:
+        if self._enabled:
+            self._bar.update(self._task, completed=done, total=total)
+
+    def __exit__(self, *_: object) -> None:
+        if self._enabled:
+            self._bar.stop()

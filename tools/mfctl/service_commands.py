@@ -1,0 +1,30 @@
+"""``mfctl service run``, which is also the ``meshfusion`` daemon."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from meshfusion.tools.mfctl.output import format_option
+
+
+@click.group()
+def service() -> None:
+    """Run the chunk service."""
+
+
+@service.command()
+@click.option(
+    "--config", "config_path", type=click.Path(path_type=Path), required=True, help="Configuration file (YAML)."
+)
+@format_option
+def run(config_path: Path, output_format: str) -> None:
+    """Serve a pool to the engines of this machine until SIGTERM or SIGINT.
+
+    Prints one line on stdout when ready; the log goes to stderr.
+    """
+    from meshfusion.dpu.config import load_service_config
+    from meshfusion.tools.mfctl.daemon import run_service
+
+    run_service(load_service_config(config_path), ready_as_json=output_format == "json")
