@@ -162,7 +162,7 @@ def _surroundings(document: YamlDocument) -> list[ConfigProblem]:
         return problems
     data_path: Any = pool.get("data_path")
     path, create = Path(pool["path"]), pool.get("create") is True
-    if _exists(path):
+    if not pool_is_absent(path):
         return problems
     if not create:
         fix = f"set pool.create: true and pool.size, or run: mfctl pool create {path} --size 4GiB"
@@ -176,6 +176,14 @@ def _surroundings(document: YamlDocument) -> list[ConfigProblem]:
     if _is_absolute(data_path) and not _exists(Path(data_path)):
         add(("pool", "data_path"), data_path, "does not exist", "name an existing block device or file, or remove it")
     return problems
+
+
+def pool_is_absent(path: Path) -> bool:
+    """Nothing is at ``path``, or a directory made ready for a pool, say by a package or a mount."""
+    try:
+        return not path.exists() or (path.is_dir() and not any(path.iterdir()))
+    except OSError:
+        return False  # it may not be entered: opening it will say so
 
 
 def directory_problem(path: Path) -> tuple[str, str] | None:

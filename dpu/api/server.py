@@ -48,11 +48,12 @@ class RunningServer:
 
 
 def serve(
-    service: ChunkService, listen: str, *, thread_count: int = 8, max_concurrent_calls: int = 256
+    service: ChunkService, listen: str, *, thread_count: int = 32, max_concurrent_calls: int = 256
 ) -> RunningServer:
     """Start serving ``service`` at ``listen`` (``unix:///path`` or ``host:port``) and return at once.
 
-    More than ``max_concurrent_calls`` are refused with RESOURCE_EXHAUSTED. ``service`` must allow calls from
+    Writers' calls wait for the index to be synced, so there are more threads than could be busy: a lookup must find
+    a free one. More than ``max_concurrent_calls`` are refused with RESOURCE_EXHAUSTED. ``service`` must allow calls from
     several threads; it is not closed by the server. Raises :class:`~meshfusion.jbof.errors.ConfigError` when
     the address cannot be listened on.
     """

@@ -34,8 +34,9 @@ class Grant:
 class GrantTable:
     """All grants whose fate is not known yet."""
 
-    def __init__(self, segments: SegmentTable, *, ttl_s: float) -> None:
+    def __init__(self, segments: SegmentTable, *, epoch: int, ttl_s: float) -> None:
         self._segments = segments
+        self._epoch = epoch  # part of every id: a late message from an earlier epoch must not name a grant of this one
         self._ttl_s = ttl_s
         self._grants: dict[str, Grant] = {}
         self._writer_of: dict[bytes, str] = {}
@@ -61,7 +62,7 @@ class GrantTable:
     def add(self, now_s: float, holder_id: str, item: ReserveItem, extents: tuple[Extent, ...]) -> Grant:
         assert item.key not in self._writer_of
         self._next += 1
-        grant = Grant(f"{holder_id[:8]}-g{self._next}", holder_id, item, extents, now_s + self._ttl_s)
+        grant = Grant(f"{holder_id[:8]}-{self._epoch}-g{self._next}", holder_id, item, extents, now_s + self._ttl_s)
         for extent in extents:
             self._segments.pin_write(extent.segment)
         self._grants[grant.grant_id] = grant

@@ -25,8 +25,9 @@ class Lease:
 class LeaseTable:
     """All live leases. Every lease pins each of its segments once."""
 
-    def __init__(self, segments: SegmentTable, *, ttl_s: float) -> None:
+    def __init__(self, segments: SegmentTable, *, epoch: int, ttl_s: float) -> None:
         self._segments = segments
+        self._epoch = epoch  # part of every id: a late message from an earlier epoch must not name a lease of this one
         self._ttl_s = ttl_s
         self._leases: dict[str, Lease] = {}
         self._next = 0
@@ -43,7 +44,7 @@ class LeaseTable:
     ) -> Lease:
         self._next += 1
         lease = Lease(
-            lease_id=f"{holder_id[:8]}-{self._next}",
+            lease_id=f"{holder_id[:8]}-{self._epoch}-{self._next}",
             holder_id=holder_id,
             request_id=request_id,
             segments=tuple(sorted(set(segments))),

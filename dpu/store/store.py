@@ -10,9 +10,10 @@ mean *complete* (rule 1).
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
 from meshfusion.dpu.api import types as api
@@ -35,13 +36,14 @@ Reply = TypeVar("Reply", covariant=True)
 AnyReply = TypeVar("AnyReply")
 
 SAVE_RETRY_S = 10.0  # after a failed transaction, saves are refused this long before one is tried again
+_INCARNATION = re.compile(r"[0-9A-Za-z_-]{1,64}")  # it names a file
 NAMESPACE = 1  # one namespace so far; extents carry it so that more can come
 
 
 @dataclass(frozen=True, slots=True)
 class StoreOptions:
     """``lease_ttl_s``/``grant_ttl_s``: without renewal; ``holder_silence_s``: then its liveness lock is probed;
-    ``max_pinned_fraction``: of the capacity, by leases; ``quarantine_max_fraction``: at it, saves stop."""
+    ``max_pinned_fraction``: of the capacity, by leases; ``quarantine_max_fraction``: of the segments; above it, saves stop."""
 
     lease_ttl_s: float = 30.0
     grant_ttl_s: float = 60.0
@@ -69,12 +71,15 @@ class _Holder:
     record: HolderRecord
     last_seen_s: float
     current: bool  # attached in this epoch
+    admission: int = 0  # ticket of its durable listing, 0 once listed: it may do nothing before (rule 3)
+    fencing: bool = False  # its fence is being made durable
 
 
 @dataclass(slots=True)
 class _Pending:
     opened: list[SegmentRecord] = field(default_factory=list)
     committing: list[tuple[Grant, api.ChunkRecord]] = field(default_factory=list)
+    admitted: list[str] = field(default_factory=list)
     fenced: list[str] = field(default_factory=list)
 
 
@@ -93,8 +98,8 @@ class Store:
         self.segments = segments
         self.options = options
         self.epoch = epoch
-        self.leases = LeaseTable(segments, ttl_s=options.lease_ttl_s)
-        self.grants = GrantTable(segments, ttl_s=options.grant_ttl_s)
+        self.leases = LeaseTable(segments, epoch=epoch, ttl_s=options.lease_ttl_s)
+        self.grants = GrantTable(segments, epoch=epoch, ttl_s=options.grant_ttl_s)
         self.counters: Counter[str] = Counter()
         self._stopped_reason = ""
         self._stopped_until_s = now_s
@@ -127,10 +132,18 @@ class Store:
             holder_id, request.engine_kind, request.engine_version, request.host, request.pid, request.identity
         )
         known = self._holders.get(holder_id)
-        self._holders[holder_id] = _Holder(record, last_seen_s=now_s, current=True)
-        if known is not None and known.record == record:
-            return Step(holder_id)
-        return self._step(holder_id, (PutHolder(record),), _Pending())
+        if known is None:
+            step = self._step(holder_id, (PutHolder(record),), _Pending(admitted=[holder_id]))
+            self._holders[holder_id] = _Holder(record, last_seen_s=now_s, current=True, admission=step.ticket)
+            return step
+        if known.record != record:
+            raise StaleHolderError(
+                f"worker incarnation {holder_id} is attached already, as another process or with another identity",
+                next_step="attach as a new incarnation",
+            )
+        known.last_seen_s = now_s
+        known.current = True
+        return Step(holder_id, after=known.admission)
 
     def detach(self, now_s: float, request: api.DetachRequest) -> Step[None]:
         """The holder leaves and promises that no write is outstanding."""
@@ -148,17 +161,17 @@ class Store:
         return tuple(
             holder_id
             for holder_id, holder in self._holders.items()
-            if not holder.current or now_s - holder.last_seen_s >= self.options.holder_silence_s
+            if not holder.fencing
+            and (not holder.current or now_s - holder.last_seen_s >= self.options.holder_silence_s)
         )
 
     def liveness_lock_free(self, now_s: float, holder_id: str) -> Step[None]:
         """The holder's liveness lock was taken from it: no process of it exists, so no write of it is in flight."""
-        if holder_id not in self._holders:
+        holder = self._holders.get(holder_id)
+        if holder is None or holder.fencing:
             return Step(None)
-        record = self._holders[holder_id].record
-        fenced = HolderRecord(
-            record.holder_id, record.engine_kind, record.engine_version, record.host, record.pid, record.identity, True
-        )
+        fenced = replace(holder.record, fenced=True)
+        holder.fencing = True
         self._fenced.add(holder_id)
         return self._step(None, (PutHolder(fenced),), _Pending(fenced=[holder_id]))
 
@@ -200,7 +213,7 @@ class Store:
     def drop(self, now_s: float, request: api.DropRequest, found: api.ChunkRecord | None) -> Step[bool]:
         """Forget a chunk whose bytes did not match, unless it has been written anew since."""
         self.counters["dropped_reports"] += 1
-        if found is None or all(shard.extent != request.extent for shard in found.shards):
+        if found is None or not self.is_readable(found) or all(s.extent != request.extent for s in found.shards):
             return Step(False)
         self.counters["dropped_chunks"] += 1
         return self._step(True, (DeleteChunk(request.key, request.extent),), _Pending())
@@ -257,7 +270,10 @@ class Store:
         return self._step(reply, tuple(PutChunk(record) for _, record in pending.committing), pending)
 
     def abort(self, now_s: float, request: api.AbortRequest) -> None:
-        """The holder gives grants back and promises that no write under them is outstanding."""
+        """The holder gives grants back and promises that no write under them is outstanding.
+
+        The surroundings call it too, for the grants of a reserve whose reply never left.
+        """
         for grant_id in request.grant_ids:
             grant = self.grants.get(request.holder_id, grant_id)
             if grant is not None and grant.state is not GrantState.COMMITTING:
@@ -283,6 +299,9 @@ class Store:
             self.grants.resolve(grant)
             self.counters["committed_chunks"] += 1
             self.counters["committed_bytes"] += sum(shard.payload_bytes for shard in chunk.shards)
+        for holder_id in pending.admitted:
+            if holder_id in self._holders:
+                self._holders[holder_id].admission = 0
         for holder_id in pending.fenced:
             self._forget_holder(holder_id)
             self.counters["holders_fenced"] += 1
@@ -302,13 +321,15 @@ class Store:
         for grant, _ in pending.committing:
             if grant.state is GrantState.COMMITTING:
                 self.grants.resolve(grant)
+        for holder_id in pending.admitted:
+            self._forget_holder(holder_id)
         for holder_id in pending.fenced:
-            self._fenced.discard(holder_id)
+            if holder_id in self._holders:
+                self._holders[holder_id].fencing = False  # it stays refused, and is probed and fenced again
 
-    @property
-    def saves_stopped_reason(self) -> str:
+    def saves_stopped_reason(self, now_s: float) -> str:
         """ "" while saves are accepted."""
-        if self._stopped_reason:
+        if self._stopped_reason and now_s < self._stopped_until_s:
             return self._stopped_reason
         if self._quarantine_full():
             return f"{self.quarantined_segment_count()} segments are quarantined: their writers are silent, not fenced"
@@ -347,7 +368,8 @@ class Store:
 
     def _holder(self, now_s: float, holder_id: str, epoch: int | None) -> _Holder:
         holder = self._holders.get(holder_id)
-        if holder is None or not holder.current or holder_id in self._fenced or epoch not in (None, self.epoch):
+        known = holder is not None and holder.current and not holder.admission and holder_id not in self._fenced
+        if holder is None or not known or epoch not in (None, self.epoch):
             raise StaleHolderError(
                 f"holder {holder_id!r} is not attached to this service in epoch {self.epoch}",
                 next_step="attach again; grants and leases from before are void",
@@ -482,6 +504,10 @@ class Store:
 
 def _refuse_unserved(request: api.AttachRequest) -> None:
     unserved = []
+    if not _INCARNATION.fullmatch(request.incarnation):
+        unserved.append(f"incarnation {request.incarnation!r} (served: 1 to 64 letters, digits, '-' and '_')")
+    if "\0" in request.engine_version + request.host:
+        unserved.append("a NUL character in engine_version or host")
     if request.api_version != api.API_VERSION:
         unserved.append(f"api_version {request.api_version} (served: {api.API_VERSION})")
     if request.tenant != "default":

@@ -97,6 +97,8 @@ class Lookups:
 
     def new_request(self, now_s: float, request_id: str) -> list[Effect]:
         """A request arrived. Its lookup starts now, long before the scheduler asks."""
+        if request_id in self._lookups:
+            return []  # known already: starting over would forget what it holds
         lookup = _Lookup(Phase.IDLE)
         self._lookups[request_id] = lookup
         busy = sum(other.phase in (Phase.LOOKING, Phase.PROMISED) for other in self._lookups.values())
@@ -214,6 +216,7 @@ class Lookups:
         lookup.phase = Phase.IDLE
         if failed:
             lookup.may_reuse = False
+            lookup.chunks = ()  # they are known no longer to be stored: what is recomputed is worth saving
             self.counters["loads_failed"] += 1
         if lookup.is_finished:
             del self._lookups[request_id]

@@ -8,6 +8,7 @@ buffer, and memory the engine has taken back is never written (rule 3's concern,
 from __future__ import annotations
 
 import logging
+import operator
 import queue
 import threading
 import time
@@ -154,7 +155,10 @@ class PathCounters:
 
 
 class StagedPath:
-    """Moves units for one worker. ``close`` ends its threads; queued saves are then reported as failed."""
+    """Moves units for one worker. It owns ``data`` from now on.
+
+    ``close`` ends its threads; queued saves are then reported as failed, queued loads as abandoned.
+    """
 
     def __init__(
         self,
@@ -167,7 +171,7 @@ class StagedPath:
         load_threads: int,
         read_bytes: int,
         write_bytes: int,
-        is_digest_right: Callable[[bytes, bytes], bool] = bytes.__eq__,
+        is_digest_right: Callable[[bytes, bytes], bool] = operator.eq,
     ) -> None:
         """``read_bytes``: staging per load thread; ``write_bytes``: of the largest shard. ``is_digest_right`` exists
         for negative controls in tests: anything but equality is wrong."""
@@ -184,6 +188,7 @@ class StagedPath:
         self._written: queue.SimpleQueue[ShardWritten] = queue.SimpleQueue()
         self._closing = threading.Event()
         self._write_staging = AlignedBuffer(write_bytes)
+        self.counters = PathCounters()
         self._threads = [
             threading.Thread(target=self._load_loop, name=f"meshfusion-load-{i}", daemon=True)
             for i in range(load_threads)
@@ -191,7 +196,6 @@ class StagedPath:
         self._threads.append(threading.Thread(target=self._save_loop, name="meshfusion-save", daemon=True))
         for thread in self._threads:
             thread.start()
-        self.counters = PathCounters()
 
     # ---- loads ---------------------------------------------------------------------------------------------------
 
@@ -227,22 +231,24 @@ class StagedPath:
             staging.close()
 
     def _load_span(self, span: _Span, staging: AlignedBuffer) -> None:
-        indexes = range(span.first, span.first + span.count)
-        if span.job._abandoned:
+        job = span.job
+        if self._closing.is_set():
+            job.abandon("the engine is shutting down")
+        if job._abandoned:
             return
+        open_indexes = list(range(span.first, span.first + span.count))
         try:
             self._data.read_into(span.lba, staging.view[: span.lba_count * self._lba_bytes])
+            for at in range(span.count):
+                failure = self._place(job, span.first + at, staging, at * self._unit_lbas * self._lba_bytes)
+                job._done(open_indexes.pop(0), failure)
         except MeshFusionError as error:
-            for index in indexes:
-                span.job._done(index, UnitFailure(index, False, error.message))
-            return
+            for index in open_indexes:
+                job._done(index, UnitFailure(index, False, error.message))
         except Exception as error:  # a bug must fail the load, not the thread that later loads need
-            logger.exception("reading a span failed")
-            for index in indexes:
-                span.job._done(index, UnitFailure(index, False, repr(error)))
-            return
-        for at, index in enumerate(indexes):
-            span.job._done(index, self._place(span.job, index, staging, at * self._unit_lbas * self._lba_bytes))
+            logger.exception("loading a span failed")
+            for index in open_indexes:
+                job._done(index, UnitFailure(index, False, repr(error)))
 
     def _place(self, job: LoadJob, index: int, staging: AlignedBuffer, offset: int) -> UnitFailure | None:
         unit = job.units[index]
@@ -297,6 +303,9 @@ class StagedPath:
             self._data.flush()  # rule 1: durable before anybody may commit
         except MediaError as error:
             return [ShardWritten(result.save_id, None, error.message) for result in results]
+        except Exception as error:  # as above: whatever it was, nothing of this batch is known to be durable
+            logger.exception("flushing failed")
+            return [ShardWritten(result.save_id, None, repr(error)) for result in results]
         return results
 
     def _write_shard(self, write: ShardWrite) -> tuple[bytes, ...]:
@@ -326,7 +335,10 @@ class StagedPath:
     # ---- closing -------------------------------------------------------------------------------------------------
 
     def close(self, *, deadline_s: float = 5.0) -> bool:
-        """Stop the threads. True when all of them ended, so no write is in flight any more."""
+        """Stop the threads. True when all of them ended: then no transfer is in flight any more and ``data`` is closed.
+
+        False leaves it open, since a descriptor must not be reused under a transfer.
+        """
         self._closing.set()
         self._writes.put(None)
         for _ in self._threads[:-1]:
@@ -334,4 +346,7 @@ class StagedPath:
         end_s = time.monotonic() + deadline_s
         for thread in self._threads:
             thread.join(max(0.0, end_s - time.monotonic()))
-        return not any(thread.is_alive() for thread in self._threads)
+        if any(thread.is_alive() for thread in self._threads):
+            return False
+        self._data.close()
+        return True

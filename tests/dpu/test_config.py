@@ -12,9 +12,10 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshfusion.dpu.config import ServiceConfig, load_service_config
+from meshfusion.dpu.config import LeaseConfig, ServiceConfig, load_service_config
 from meshfusion.dpu.config_example import example_service_config
 from meshfusion.dpu.config_problems import ConfigProblemsError
+from meshfusion.dpu.pool import PoolOptions
 from meshfusion.dpu.sizes import parse_size_bytes
 from meshfusion.dpu.yaml_document import parse_yaml
 from meshfusion.jbof.errors import ConfigError
@@ -49,8 +50,7 @@ def test_a_short_file_gets_the_defaults(tmp_path: Path) -> None:
 
 
 def test_lease_defaults_are_those_of_the_pool() -> None:
-    pool = pytest.importorskip("meshfusion.dpu.pool")
-    assert ServiceConfig.model_fields["leases"].default.model_dump() == dataclasses.asdict(pool.PoolOptions())
+    assert LeaseConfig().model_dump() == dataclasses.asdict(PoolOptions())
 
 
 def test_all_problems_are_told_at_once_with_line_value_and_fix(tmp_path: Path) -> None:
@@ -111,9 +111,19 @@ def test_a_missing_pool_without_create_names_both_ways_out(tmp_path: Path) -> No
     assert f"mfctl pool create {tmp_path}/pool" in problem
 
 
-@pytest.mark.skipif(os.getuid() == 0, reason="root may write everywhere")
-def test_a_directory_not_writable_is_named(tmp_path: Path) -> None:
-    (tmp_path / "ro").mkdir(mode=0o500)
+def test_an_empty_directory_counts_as_no_pool(tmp_path: Path) -> None:
+    (tmp_path / "pool").mkdir()
+    (problem,) = problems_of(write(tmp_path, "listen: unix://$TMP/s\npool: {path: $TMP/pool, create: true}\n"))
+    assert problem == "line 2: pool.size: is needed to create the pool; add for example size: 4GiB"
+    (tmp_path / "pool" / "label").touch()
+    load_service_config(tmp_path / "service.yaml")
+
+
+def test_a_directory_not_writable_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "ro").mkdir()
+    may = os.access
+    # Root may write everywhere, so the answer of the kernel is played.
+    monkeypatch.setattr(os, "access", lambda path, mode: str(path) != f"{tmp_path}/ro" and may(path, mode))
     (problem,) = problems_of(write(tmp_path, GOOD.replace("$TMP/s", "$TMP/ro/s")))
     assert "is not writable" in problem
 

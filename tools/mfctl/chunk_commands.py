@@ -9,10 +9,10 @@ from typing import Any
 
 import click
 
-from meshfusion.dpu.api.types import IDENTITY_BYTES, KEY_BYTES, ChunkRecord, ChunkService, ListRequest
+from meshfusion.dpu.api.types import IDENTITY_BYTES, KEY_BYTES, ChunkRecord, ListRequest
 from meshfusion.jbof.errors import MeshFusionError
 from meshfusion.tools.mfctl.output import format_bytes, format_option, print_fields, print_json, print_table
-from meshfusion.tools.mfctl.sources import open_source, require_one_source, source_options
+from meshfusion.tools.mfctl.sources import ChunkReader, open_chunks, require_one_source, source_options
 
 _PAGE_LIMIT = 500
 
@@ -57,7 +57,7 @@ def ls(
 ) -> None:
     """List committed chunks in key order, from the pool in PATH or from a service."""
     require_one_source(path, address)
-    with open_source(path, address) as source:
+    with open_chunks(path, address) as source:
         chunks, next_after = _list(source, limit, after_key, identity, timeout_s)
     if output_format == "json":
         print_json({"chunks": [chunk_object(c) for c in chunks], "next_after_key": next_after.hex()})
@@ -77,7 +77,7 @@ def ls(
 
 
 def _list(
-    source: ChunkService, limit: int, after_key: bytes, identity: bytes, timeout_s: float
+    source: ChunkReader, limit: int, after_key: bytes, identity: bytes, timeout_s: float
 ) -> tuple[list[ChunkRecord], bytes]:
     """``(chunks, key to go on after)``, in as many calls as it takes."""
     chunks: list[ChunkRecord] = []
@@ -98,7 +98,7 @@ def _list(
 def show(key: bytes, path: Path | None, address: str | None, timeout_s: float, output_format: str) -> None:
     """Show one chunk: where its shards lie and what proves them."""
     require_one_source(path, address)
-    with open_source(path, address) as source:
+    with open_chunks(path, address) as source:
         found = source.get_chunk(key, deadline_s=timeout_s)
     if found is None:
         raise MeshFusionError(f"there is no chunk {key.hex()}", next_step="`mfctl chunk ls` lists the keys.")

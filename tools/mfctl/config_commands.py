@@ -51,7 +51,10 @@ def _extra_config(data: Any, file: Path) -> Any:
     if data.get("kv_role") not in ("kv_both", "kv_producer", "kv_consumer"):
         problems.append(f"kv_role = {data.get('kv_role')!r} must be kv_both, kv_producer or kv_consumer; use kv_both")
     extra = data.get("kv_connector_extra_config") or {}
-    policy, forced = data.get("kv_load_failure_policy"), isinstance(extra, dict) and extra.get("force_load_failure_policy")
+    policy, forced = (
+        data.get("kv_load_failure_policy"),
+        isinstance(extra, dict) and extra.get("force_load_failure_policy"),
+    )
     if policy != "recompute" and forced is not True:
         problems.append(f"kv_load_failure_policy = {policy!r} must be recompute, so that a failed load costs only time")
     if problems:

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from meshfusion.dpu.config import LogConfig, PoolConfig, ServiceConfig
+from meshfusion.dpu.config import LogConfig, ServiceConfig, pool_is_absent
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -33,6 +33,7 @@ def run_service(config: ServiceConfig, *, ready_as_json: bool) -> None:
     stop = _StopSignal()
     pool = _open_pool(config)
     try:
+        stop.defer()
         # After the pool: its checks may start child processes, which gRPC's threads do not like.
         from meshfusion.dpu.api.server import serve
 
@@ -51,7 +52,7 @@ def run_service(config: ServiceConfig, *, ready_as_json: bool) -> None:
 def _open_pool(config: ServiceConfig) -> Pool:
     from meshfusion.dpu.pool import Pool, PoolOptions, create_pool
 
-    if config.pool.create and _is_absent(config.pool):
+    if config.pool.create and pool_is_absent(config.pool.path):
         assert config.pool.size is not None, "load_service_config asks for it when the pool is absent"
         create_pool(
             config.pool.path,
@@ -65,11 +66,6 @@ def _open_pool(config: ServiceConfig) -> Pool:
     return pool
 
 
-def _is_absent(pool: PoolConfig) -> bool:
-    """A directory made ready for the pool, say by a package or a mount, counts as absent."""
-    return not pool.path.exists() or (pool.path.is_dir() and not any(pool.path.iterdir()))
-
-
 def _ready_line(address: str, path: Path, pool_uuid: str, as_json: bool) -> str:
     fields = {"address": address, "pool": str(path), "pool_uuid": pool_uuid, "pid": os.getpid()}
     if as_json:
@@ -78,11 +74,11 @@ def _ready_line(address: str, path: Path, pool_uuid: str, as_json: bool) -> str:
 
 
 class _StopSignal:
-    """Turns SIGTERM and SIGINT into a return from :meth:`wait`; before it, into the end of the process."""
+    """Turns SIGTERM and SIGINT into a return from :meth:`wait`; before :meth:`defer`, into the end of the process."""
 
     def __init__(self) -> None:
         self._event = threading.Event()
-        self._waiting = False
+        self._deferred = False
         self._name = ""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._handle)
@@ -90,12 +86,16 @@ class _StopSignal:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self._name = signal.Signals(number).name
         self._event.set()
-        if not self._waiting:
+        if not self._deferred:
             # Still opening the pool, which may take long: unwind through its clean-up.
             raise SystemExit(0)
 
+    def defer(self) -> None:
+        """From now on a signal waits for :meth:`wait`."""
+        self._deferred = True
+
     def wait(self) -> str:
-        self._waiting = True
+        """Block until a signal has come; returns its name."""
         self._event.wait()
         return self._name
 

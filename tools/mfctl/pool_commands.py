@@ -136,17 +136,19 @@ def check(path: Path, output_format: str) -> None:
 
     with _Progress(enabled=sys.stderr.isatty()) as progress:
         report = check_pool(path, progress.update)
-    damaged = tuple(report.damaged)
     if output_format == "json":
-        print_json({"chunks_checked": report.chunks_checked, "bytes_checked": report.bytes_checked, "damaged": damaged})
+        print_json(report)
     else:
         click.echo(f"checked {report.chunks_checked} chunks, {format_bytes(report.bytes_checked)}")
-        for entry in damaged:
+        for entry in report.damaged:
             click.echo(f"damaged: {entry}")
-    if damaged:
+        if report.index_damaged:
+            click.echo(f"damaged: {report.index_damaged} entries of the index")
+    if report.damaged or report.index_damaged:
         raise FormatError(
-            f"{len(damaged)} of {report.chunks_checked} chunks are damaged",
-            next_step="Engines recompute them, and the service drops each when a load finds it. If more appear, look at "
+            f"{len(report.damaged)} of {report.chunks_checked} chunks and {report.index_damaged} entries of the index "
+            "are damaged",
+            next_step="Engines recompute them, and the service drops each that a load finds. If more appear, look at "
             "the drive's health.",
         )
 
@@ -160,9 +162,9 @@ class _Progress:
     def __enter__(self) -> _Progress:
         if self._enabled:
             from rich.console import Console
-            from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-            columns = (TextColumn("checking"), BarColumn(), DownloadColumn(binary_units=True), TimeRemainingColumn())
+            columns = (TextColumn("checking chunks"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
             self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
             self._task = self._bar.add_task("check", total=None)
             self._bar.start()

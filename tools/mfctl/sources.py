@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import click
 
-from meshfusion.dpu.api.types import ChunkService, PoolStatus
-from meshfusion.jbof.errors import PoolBusyError
+from meshfusion.dpu.api.types import ChunkRecord, ChunkService, ListReply, ListRequest, PoolStatus
+
+if TYPE_CHECKING:
+    from meshfusion.dpu.index import Index
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -35,35 +37,59 @@ def require_one_source(path: Path | None, address: str | None) -> None:
 def read_status(path: Path | None, address: str | None, timeout_s: float) -> PoolStatus:
     """The status from the service, or read from the medium beside whoever owns the pool."""
     require_one_source(path, address)
-    if address is not None:
-        with open_source(None, address) as source:
-            return source.status(deadline_s=timeout_s)
-    from meshfusion.dpu.pool import inspect_pool
+    if address is None:
+        from meshfusion.dpu.pool import inspect_pool
 
-    assert path is not None
-    return inspect_pool(path)
+        assert path is not None
+        return inspect_pool(path)
+    with _client(address) as client:
+        return client.status(deadline_s=timeout_s)
+
+
+class ChunkReader(Protocol):
+    """What listing needs; a whole :class:`~meshfusion.dpu.api.types.ChunkService` is one."""
+
+    def list_chunks(self, request: ListRequest, *, deadline_s: float) -> ListReply: ...
+    def get_chunk(self, key: bytes, *, deadline_s: float) -> ChunkRecord | None: ...
 
 
 @contextmanager
-def open_source(path: Path | None, address: str | None) -> Iterator[ChunkService]:
-    """A chunk service to ask; closed at the end."""
+def open_chunks(path: Path | None, address: str | None) -> Iterator[ChunkReader]:
+    """Chunks of a service, or of a pool on this machine, read beside whoever owns it."""
     require_one_source(path, address)
-    source: ChunkService
     if address is not None:
-        from meshfusion.dpu.api.client import GrpcChunkService
+        with _client(address) as client:
+            yield client
+        return
+    from meshfusion.dpu.pool import inspect_pool
+    from meshfusion.dpu.pool_inspect import open_for_reading
 
-        source = GrpcChunkService(address)
-    else:
-        from meshfusion.dpu.pool import Pool, PoolOptions
+    assert path is not None
+    # It looks at the index from a child process: a damaged one can kill whoever maps it.
+    inspect_pool(path)
+    with open_for_reading(path) as (_, _, index):
+        yield _IndexReader(index)
 
-        assert path is not None
-        try:
-            source = Pool.open(path, PoolOptions())
-        except PoolBusyError as e:
-            raise PoolBusyError(
-                e.message, next_step="Ask the service that owns it: use --service ADDRESS instead of the path."
-            ) from e
+
+@contextmanager
+def _client(address: str) -> Iterator[ChunkService]:
+    from meshfusion.dpu.api.client import GrpcChunkService
+
+    client = GrpcChunkService(address)
     try:
-        yield source
+        yield client
     finally:
-        source.close()
+        client.close()
+
+
+class _IndexReader:
+    def __init__(self, index: Index) -> None:
+        self._index = index
+
+    def list_chunks(self, request: ListRequest, *, deadline_s: float) -> ListReply:
+        from meshfusion.dpu.pool import list_chunks
+
+        return list_chunks(self._index, request)
+
+    def get_chunk(self, key: bytes, *, deadline_s: float) -> ChunkRecord | None:
+        return self._index.get_many((key,)).get(key)

@@ -24,14 +24,14 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorWorkerMetadata,
     SupportsHMA,
 )
-from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 from vllm.logger import init_logger
 
 from meshfusion.host.connector.config import OnUnsupported, parse_connector_config
 from meshfusion.host.connector.vllm.messages import StepOrders, StepReport, WorkerFacts
 from meshfusion.host.connector.vllm.opening import open_service
 from meshfusion.host.connector.vllm.scheduler import SchedulerSide
-from meshfusion.host.connector.vllm.stats import MeshFusionStats, counts_since
+from meshfusion.host.connector.vllm.stats import MeshFusionPromMetrics, MeshFusionStats, counts_since
 from meshfusion.host.connector.vllm.worker import WorkerSide
 from meshfusion.host.kv.identity import installed_engine_version
 from meshfusion.host.kv.support import check_supported
@@ -95,6 +95,12 @@ class MeshFusionConnector(KVConnectorBase_V1, SupportsHMA):
                 self._service = open_service(self.config)
         except UnsupportedError as error:
             self._serve_without_cache(error)
+
+    @property
+    def scheduler_side(self) -> SchedulerSide:
+        """The scheduler's half, for tests and measurements inside the engine's process."""
+        assert self._scheduler is not None
+        return self._scheduler
 
     # ---- what is fixed -------------------------------------------------------------------------------------------
 
@@ -176,6 +182,7 @@ class MeshFusionConnector(KVConnectorBase_V1, SupportsHMA):
     def _attach(self, facts: WorkerFacts) -> None:
         assert self._service is not None
         hash_block_tokens = self._kv_cache_config.hash_block_size or facts.block_tokens
+        lora_config = self._vllm_config.lora_config
         self._facts = facts
         self._client = PoolClient(
             self._service,
@@ -191,6 +198,7 @@ class MeshFusionConnector(KVConnectorBase_V1, SupportsHMA):
             facts,
             kv_cache_manager=self._kv_cache_manager,
             hashes_per_block=facts.block_tokens // hash_block_tokens,
+            lora_dtype=str(lora_config.lora_dtype) if lora_config is not None else "",
         )
         logger.info(
             "attached to pool %s (epoch %d) as %s", attachment.pool_uuid, attachment.epoch, attachment.holder_id
@@ -265,7 +273,7 @@ class MeshFusionConnector(KVConnectorBase_V1, SupportsHMA):
     def get_kv_connector_stats(self) -> KVConnectorStats | None:
         if self._scheduler is None:
             return None
-        current = self._scheduler.status()
+        current = self._scheduler.counts()
         added = counts_since(current, self._former_counts)
         self._former_counts = current
         return MeshFusionStats(data=added) if added else None
@@ -273,3 +281,13 @@ class MeshFusionConnector(KVConnectorBase_V1, SupportsHMA):
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> KVConnectorStats | None:
         return MeshFusionStats(data=data or {})
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: VllmConfig,
+        metric_types: dict[Any, Any],
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> KVConnectorPromMetrics | None:
+        return MeshFusionPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)

@@ -42,6 +42,14 @@ from meshfusion.host.pool_client import (
 
 logger = logging.getLogger("meshfusion.scheduler")
 
+_LOOKUP_NAMES = {"hits": "lookup_hits"}
+_SAVE_NAMES = {
+    "reserve_granted": "saves_granted",
+    "reserve_exists": "saves_existing",
+    "reserve_busy": "saves_busy",
+    "reserve_no_space": "saves_no_space",
+}
+
 
 class SchedulerSide:
     """Made once the workers have proven their layout; ``facts`` is what they proved."""
@@ -54,6 +62,7 @@ class SchedulerSide:
         *,
         kv_cache_manager: Any,
         hashes_per_block: int,
+        lora_dtype: str = "",
     ) -> None:
         self._client = client
         self._config = config
@@ -78,7 +87,7 @@ class SchedulerSide:
             block_count=facts.block_count,
         )
         self._estimate = LoadEstimate(EstimateOptions())
-        self._adapters = AdapterDigests()
+        self._adapters = AdapterDigests(lora_dtype=lora_dtype)
         self._requests: dict[str, Any] = {}
         self._never_save: set[str] = set()  # requests that began before a reset: their KV may mix old and new
         self._pinned: dict[int, list[Any]] = {}
@@ -167,16 +176,23 @@ class SchedulerSide:
     def close(self) -> None:
         self._client.close()
 
-    def status(self) -> dict[str, int]:
-        """Counters and gauges, for stats and tests."""
+    def counts(self) -> dict[str, int]:
+        """Everything counted since the start; the names are those of the metrics table."""
+        lookups, saves = self._lookups.counters, self._saves.counters
         return {
-            **{f"lookup_{name}": value for name, value in self._lookups.counters.items()},
-            **{f"save_{name}": value for name, value in self._saves.counters.items()},
+            **{_LOOKUP_NAMES.get(name, name): value for name, value in lookups.items()},
+            **{_SAVE_NAMES.get(name, name): value for name, value in saves.items()},
             **self.counters,
+        }
+
+    def gauges(self) -> dict[str, int]:
+        """What is held right now; all zero when the engine is idle and nothing leaks."""
+        return {
             "requests": len(self._requests),
             "lookups": len(self._lookups),
             "live_leases": len(self._lookups.live_lease_ids()),
             "pinned_saves": len(self._pinned),
+            "pending_saves": self._saves.pending_count,
             "loads_under_way": len(self._loads),
         }
 
@@ -268,7 +284,8 @@ class SchedulerSide:
         load = self._loads.get(report.request_id)
         if load is None:
             return
-        self.counters["loaded_bytes"] += report.load_bytes
+        self.counters["loaded_bytes"] += self._facts.unit_bytes * (len(load.units) - len(report.failures))
+        self.counters["load_us"] += round(report.seconds * 1e6)
         self.counters["loaded_blocks"] += len(load.units) - len(report.failures)
         self.counters["failed_blocks"] += len(report.failures)
         for failure in report.failures:

@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 import time
+from typing import Any
 
 from meshfusion.dpu.api import types as t
 from meshfusion.jbof.errors import StaleHolderError
@@ -20,7 +21,7 @@ def make_chunk(number: int, *, identity: bytes = b"\x11" * 32, unit_count: int =
     return t.ChunkRecord(key, identity, "default", 0, number * 64, 64, (shard,))
 
 
-def make_status(**changes: object) -> t.PoolStatus:
+def make_status(**changes: Any) -> t.PoolStatus:
     holder = t.HolderStatus("h-1", "vllm", "0.32.0", "box", 4242, 2, 1, 0.25, "live")
     status = t.PoolStatus(
         pool_uuid="3f6c0c1e-0000-4000-8000-000000000001",

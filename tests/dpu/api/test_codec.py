@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from fake_service import make_chunk, make_status
 from google.protobuf.message import DecodeError, Message
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,6 +15,7 @@ from meshfusion.dpu.api import codec, codec_status, codec_writes, limits
 from meshfusion.dpu.api import types as t
 from meshfusion.dpu.api.limits import MalformedMessageError
 from meshfusion.dpu.api.v1 import chunk_pb2 as pb
+from tests.dpu.api.fake_service import make_chunk, make_status
 
 u32 = st.integers(0, 2**32 - 1)
 u63 = st.integers(0, 2**63 - 1)
@@ -200,12 +200,12 @@ def _reserve(**changes: Any) -> pb.ReserveRequest:
         ),
         (
             codec_writes.reserve_reply_from_pb,
-            pb.ReserveReply(results=[pb.ReserveResult(outcome=0)]),
+            pb.ReserveReply(results=[pb.ReserveResult(outcome="RESERVE_OUTCOME_UNSPECIFIED")]),
             "result.outcome",
         ),
         (
             codec_writes.reserve_reply_from_pb,
-            pb.ReserveReply(results=[pb.ReserveResult(outcome=1)]),
+            pb.ReserveReply(results=[pb.ReserveResult(outcome="RESERVE_OUTCOME_GRANTED")]),
             "result.grant_id",
         ),
         (
@@ -236,7 +236,7 @@ def test_digests_are_packed_back_to_back() -> None:
 
 def test_every_plain_status_field_crosses() -> None:
     """Distinct values, so that a swapped field shows."""
-    numbers = {name: 100 + i for i, name in enumerate(codec_status._POOL_INTS)}
+    numbers: dict[str, Any] = {name: 100 + i for i, name in enumerate(codec_status._POOL_INTS)}
     status = dataclasses.replace(make_status(), **numbers)
     message = codec_status.pool_status_to_pb(status)
     assert {name: getattr(message, name) for name in numbers} == numbers

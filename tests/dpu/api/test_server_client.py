@@ -13,10 +13,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import fake_service
 import grpc
 import pytest
-from fake_service import FakeChunkService, make_chunk
 
 from meshfusion.dpu.api import types as t
 from meshfusion.dpu.api.client import GrpcChunkService
@@ -25,6 +23,8 @@ from meshfusion.dpu.api.limits import MalformedMessageError
 from meshfusion.dpu.api.server import RunningServer, serve
 from meshfusion.dpu.api.v1 import chunk_pb2 as pb
 from meshfusion.jbof import errors
+from tests.dpu.api import fake_service
+from tests.dpu.api.fake_service import FakeChunkService, make_chunk
 
 DEADLINE_S = 5.0
 
@@ -169,13 +169,13 @@ def test_a_very_long_message_still_arrives(service: FakeChunkService, client: Gr
 
 def test_malformed_requests_are_invalid_arguments(service: FakeChunkService, server: RunningServer) -> None:
     with grpc.insecure_channel(server.address) as channel:
-        call = channel.unary_unary("/meshfusion.v1.ChunkService/Match")
+        call: Any = channel.unary_unary("/meshfusion.v1.ChunkService/Match")
         bad_key = pb.MatchRequest(holder_id="h", chunk_tokens=1, keys=[b"short"]).SerializeToString()
         for raw in (b"\xff\xff\xff", bad_key):
             with pytest.raises(grpc.RpcError) as caught:
                 call(raw, timeout=DEADLINE_S)
             assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-            metadata = dict(caught.value.trailing_metadata())
+            metadata: dict[str, Any] = dict(caught.value.trailing_metadata() or ())  # type: ignore[arg-type]
             assert pb.ErrorDetail.FromString(metadata[DETAIL_METADATA_KEY]).kind == "MalformedMessageError"
     assert service.calls == []
 

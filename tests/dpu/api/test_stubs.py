@@ -30,7 +30,8 @@ def generator() -> ModuleType:
 
 @pytest.fixture(scope="module")
 def generated(generator: ModuleType) -> dict[str, str]:
-    return generator.generate()
+    stubs: dict[str, str] = generator.generate()
+    return stubs
 
 
 def test_committed_descriptor_is_current(generated: dict[str, str]) -> None:
@@ -47,7 +48,7 @@ def test_committed_descriptor_is_current(generated: dict[str, str]) -> None:
 def test_committed_type_stub_is_current(generated: dict[str, str]) -> None:
     def fields(text: str) -> dict[str, list[str]]:
         return {
-            node.name: [item.target.id for item in node.body if isinstance(item, ast.AnnAssign)]
+            node.name: [ast.unparse(item.target) for item in node.body if isinstance(item, ast.AnnAssign)]
             for node in ast.parse(text).body
             if isinstance(node, ast.ClassDef)
         }

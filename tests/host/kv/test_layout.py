@@ -161,7 +161,8 @@ def test_layers_of_different_size_get_runs_of_one_length(
 
 @pytest.mark.parametrize("name", ["LHBNC", "BHLNC"])
 def test_page_in_pieces_is_refused(engine_factory: Factory, name: str) -> None:
-    from vllm.v1.kv_cache_interface import KVCacheLayout, compute_layout_strides
+    from vllm.v1.kv_cache_interface import compute_layout_strides
+    from vllm.v1.kv_cache_layout import KVCacheLayout
 
     engine = engine_factory()
     spec = engine.config.kv_cache_groups[0].kv_cache_spec

@@ -1,0 +1,299 @@
+"""The daemon as a process over a real pool: start, serve, refuse, stop, survive kill -9."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from meshfusion.dpu.api import types as t
+from meshfusion.dpu.api.client import GrpcChunkService
+from meshfusion.dpu.api.liveness import hold_liveness
+from meshfusion.jbof.digest import load_kernels
+from meshfusion.jbof.errors import StaleHolderError, UnsupportedError
+from meshfusion.jbof.format import ChunkHeader, encode_chunk_header, header_lba_count, unit_lba_count
+from meshfusion.tools.mfctl.daemon import _StopSignal
+from meshfusion.tools.mfctl.main import mfctl
+
+DEADLINE_S = 20.0
+UNIT_BYTES, UNIT_COUNT = 6_000, 3
+KEY, IDENTITY = b"\x07" * 32, b"\x11" * 32
+
+Start = Callable[..., subprocess.Popen[str]]
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(mfctl, list(arguments))
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "service.yaml"
+    path.write_text(
+        f"listen: unix://{tmp_path}/s\n"
+        f"pool: {{path: {tmp_path}/pool, create: true, size: 16MiB, segment_size: 2MiB}}\n"
+        "leases: {heartbeat_s: 0.5, lease_ttl_s: 2, holder_silence_s: 1, grant_ttl_s: 2}\n"
+    )
+    return path
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    processes: list[subprocess.Popen[str]] = []
+
+    def start(config: Path, *arguments: str) -> subprocess.Popen[str]:
+        code = "from meshfusion.tools.mfctl.daemon import _StopSignal
+from meshfusion.tools.mfctl.main import service_main; service_main()"
+        process = subprocess.Popen(
+            [sys.executable, "-c", code, "--config", str(config), *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        processes.append(process)
+        return process
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def ready_line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    timer = threading.Timer(60.0, process.kill)
+    timer.start()
+    line = process.stdout.readline()
+    timer.cancel()
+    return line
+
+
+def attach(client: GrpcChunkService, **changes: object) -> t.Attachment:
+    fields: dict[str, object] = {"engine_kind": "vllm", "engine_version": "1", "host": "h", "pid": os.getpid()}
+    fields |= {"identity": IDENTITY, "rank_count": 1, **changes}
+    request = t.AttachRequest(incarnation=uuid.uuid4().hex, **fields)  # type: ignore[arg-type]
+    return client.attach(request, deadline_s=DEADLINE_S)
+
+
+def save_chunk(client: GrpcChunkService, holder: t.Attachment, key: bytes) -> None:
+    """What a shim does: reserve, write data and header, flush, commit."""
+    size = t.ShardSize(0, UNIT_BYTES, UNIT_COUNT)
+    request = t.ReserveRequest(holder.holder_id, holder.epoch, (t.ReserveItem(key, 0, 0, 64, (size,)),))
+    (result,) = client.reserve(request, deadline_s=DEADLINE_S).results
+    assert result.outcome is t.ReserveOutcome.GRANTED
+    (extent,) = result.extents
+    units = [np.full(UNIT_BYTES, 7 + i, np.uint8) for i in range(UNIT_COUNT)]
+    kernels = load_kernels(UNIT_BYTES)
+    digests = tuple(kernels.digest_runs(unit, np.zeros(1, np.int64), UNIT_BYTES) for unit in units)
+    (namespace,) = holder.namespaces
+    header = ChunkHeader(
+        pool_uuid=uuid.UUID(holder.pool_uuid).bytes,
+        identity=IDENTITY,
+        key=key,
+        tenant="default",
+        group=0,
+        rank=0,
+        position_tokens=0,
+        token_count=64,
+        segment=extent.segment,
+        generation=extent.generation,
+        lba=extent.lba,
+        unit_bytes=UNIT_BYTES,
+        unit_digests=digests,
+    )
+    with open(namespace.path, "r+b") as data:
+        data.seek(extent.lba * namespace.lba_bytes)
+        data.write(encode_chunk_header(header))
+        for i, unit in enumerate(units):
+            lba = extent.lba + header_lba_count(UNIT_COUNT) + i * unit_lba_count(UNIT_BYTES)
+            data.seek(lba * namespace.lba_bytes)
+            data.write(unit.tobytes())
+        data.flush()
+        os.fsync(data.fileno())
+    commit = t.CommitRequest(holder.holder_id, holder.epoch, (t.CommitItem(result.grant_id, (digests,)),))
+    assert client.commit(commit, deadline_s=DEADLINE_S).committed == (True,)
+
+
+def test_the_whole_life(config: Path, start: Start, tmp_path: Path) -> None:
+    address, pool = f"unix://{tmp_path}/s", str(tmp_path / "pool")
+    process = start(config, "--format", "json")
+    ready = json.loads(ready_line(process))
+    assert ready["ready"] is True
+    assert (ready["address"], ready["pool"], ready["pid"]) == (address, pool, process.pid)
+
+    client = GrpcChunkService(address)
+    holder = attach(client)
+    liveness = hold_liveness(Path(holder.liveness_path))
+    save_chunk(client, holder, KEY)
+    reply = client.match(t.MatchRequest(holder.holder_id, "r", 0, 64, (KEY, b"?" * 32)), deadline_s=DEADLINE_S)
+    assert [c.key for c in reply.chunks] == [KEY]
+    with pytest.raises(UnsupportedError, match="tenant"):
+        attach(client, tenant="acme")
+
+    live = json.loads(run("pool", "status", "--service", address, "--format", "json").stdout)
+    assert (live["committed_chunk_count"], live["lease_count"], len(live["holders"])) == (1, 1, 1)
+    assert live["pool_uuid"] == ready["pool_uuid"]
+    beside = json.loads(run("pool", "status", pool, "--format", "json").stdout)
+    assert (beside["committed_chunk_count"], beside["pool_uuid"]) == (1, ready["pool_uuid"])
+    assert KEY.hex() in run("chunk", "ls", pool).stdout
+    assert KEY.hex() in run("chunk", "ls", "--service", address).stdout
+    assert run("chunk", "show", KEY.hex(), pool).stdout == run("chunk", "show", KEY.hex(), "--service", address).stdout
+    check = run("pool", "check", pool, "--format", "json")
+    assert (check.exit_code, json.loads(check.stdout)["chunks_checked"]) == (0, 1)
+
+    process.send_signal(signal.SIGTERM)
+    _, log = process.communicate(timeout=30)
+    assert process.returncode == 0, log
+    assert "SIGTERM: stopping" in log
+    assert log.rstrip().endswith("stopped")
+    assert not (tmp_path / "s").exists()
+    os.close(liveness)
+    client.close()
+
+
+def test_killed_and_started_again_it_keeps_its_chunks(config: Path, start: Start, tmp_path: Path) -> None:
+    process = start(config)
+    assert ready_line(process).startswith(f"ready address=unix://{tmp_path}/s pool={tmp_path}/pool pool_uuid=")
+    client = GrpcChunkService(f"unix://{tmp_path}/s")
+    holder = attach(client)
+    save_chunk(client, holder, KEY)
+    process.kill()
+    process.wait()
+    process = start(config)
+    assert ready_line(process).startswith("ready ")
+    request = t.MatchRequest(holder.holder_id, "r", 0, 64, (KEY,))
+    with pytest.raises(StaleHolderError):
+        client.match(request, deadline_s=DEADLINE_S)
+    again = attach(client)
+    assert again.epoch > holder.epoch
+    reply = client.match(t.MatchRequest(again.holder_id, "r", 0, 64, (KEY,)), deadline_s=DEADLINE_S)
+    assert [c.key for c in reply.chunks] == [KEY]
+    client.close()
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=30)
+    assert process.returncode == 0
+
+
+def test_a_second_service_on_the_pool_exits_3(config: Path, start: Start, tmp_path: Path) -> None:
+    ready_line(start(config))
+    other = tmp_path / "other.yaml"
+    other.write_text(config.read_text().replace(f"{tmp_path}/s\n", f"{tmp_path}/other\n"))
+    second = start(other, "--format", "json")
+    out, err = second.communicate(timeout=60)
+    assert (second.returncode, out) == (3, "")
+    assert json.loads(err.splitlines()[-1])["error"]["kind"] == "PoolBusyError"
+    assert "Traceback" not in err
+
+
+def test_a_second_service_on_the_socket_is_refused(config: Path, start: Start, tmp_path: Path) -> None:
+    ready_line(start(config))
+    other = tmp_path / "other.yaml"
+    other.write_text(config.read_text().replace("/pool,", "/other-pool,"))
+    second = start(other)
+    out, err = second.communicate(timeout=60)
+    assert (second.returncode, out) == (1, "")
+    assert "another process already serves on" in err
+
+
+def test_a_bad_config_is_told_before_anything_is_made(config: Path, start: Start, tmp_path: Path) -> None:
+    config.write_text(config.read_text() + "lgo: {level: info}\n")
+    process = start(config)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "lgo: unknown key; did you mean log?" in err
+    assert not (tmp_path / "pool").exists()
+
+
+def test_json_log_lines(config: Path, start: Start) -> None:
+    config.write_text(config.read_text() + "log: {format: json, level: debug}\n")
+    process = start(config)
+    ready_line(process)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=30)
+    records = [json.loads(line) for line in err.splitlines()]
+    assert {"time", "level", "logger", "message"} <= records[0].keys()
+    assert records[-1]["message"] == "stopped"
+
+
+def test_a_signal_while_opening_ends_the_process_and_later_ones_are_kept() -> None:
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        stop = _StopSignal()
+        with pytest.raises(SystemExit) as ended:
+            signal.raise_signal(signal.SIGINT)
+        assert ended.value.code == 0
+        stop.defer()
+        signal.raise_signal(signal.SIGTERM)
+        assert stop.wait() == "SIGTERM"
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def create(tmp_path: Path) -> Path:
+    pool = tmp_path / "made"
+    result = run("pool", "create", str(pool), "--size", "16MiB", "--segment-size", "2MiB")
+    assert result.exit_code == 0
+    assert "7 segments of 2.0 MiB" in result.stdout
+    return pool
+
+
+def test_pool_create_status_check(tmp_path: Path) -> None:
+    pool = create(tmp_path)
+    status = json.loads(run("pool", "status", str(pool), "--format", "json").stdout)
+    assert (status["segment_count"], status["segments_free"], status["committed_chunk_count"]) == (7, 7, 0)
+    assert run("pool", "check", str(pool)).stdout == "checked 0 chunks, 0 B\n"
+    again = run("pool", "create", str(pool), "--size", "16MiB", "--segment-size", "2MiB")
+    assert again.exit_code == 4
+    assert "not empty" in again.stderr
+
+
+@pytest.mark.parametrize("command", [["pool", "status"], ["pool", "check"], ["chunk", "ls"]])
+def test_what_is_no_pool_exits_4(tmp_path: Path, command: list[str]) -> None:
+    result = run(*command, str(tmp_path))
+    assert result.exit_code == 4
+    assert "next step: " in result.stderr
+
+
+@pytest.mark.parametrize("command", [["pool", "status"], ["pool", "check"], ["chunk", "ls"]])
+def test_a_truncated_pool_exits_4(tmp_path: Path, command: list[str]) -> None:
+    pool = create(tmp_path)
+    os.truncate(pool / "data", 1 << 20)
+    result = run(*command, str(pool))
+    assert result.exit_code == 4
+    assert "truncated" in result.stderr
+
+
+def test_a_flipped_byte_in_a_chunk_is_found(config: Path, start: Start, tmp_path: Path) -> None:
+    process = start(config)
+    ready_line(process)
+    client = GrpcChunkService(f"unix://{tmp_path}/s")
+    holder = attach(client)
+    save_chunk(client, holder, KEY)
+    chunk = client.get_chunk(KEY, deadline_s=DEADLINE_S)
+    assert chunk is not None
+    shard = chunk.shards[0]
+    with open(holder.namespaces[0].path, "r+b") as data:
+        data.seek((shard.extent.lba + shard.payload_lba_offset + shard.unit_lba_count) * 4096 + 17)
+        data.write(b"\xff")
+    result = run("pool", "check", str(tmp_path / "pool"))
+    assert result.exit_code == 4
+    assert f"damaged: {KEY.hex()}: unit 1 does not match its digest" in result.stdout
+    client.close()
+
+
+def test_sizes_that_cannot_work(tmp_path: Path) -> None:
+    result = run("pool", "create", str(tmp_path / "p"), "--size", "1MiB")
+    assert result.exit_code == 1
+    assert "too small" in result.stderr
+    assert not (tmp_path / "p").exists()

@@ -1,0 +1,110 @@
+"""The doctor's checks: what they see, and that each trouble comes with a remedy."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from meshfusion.host.kv.support import SUPPORTED_MINORS
+from meshfusion.tools.mfctl import doctor
+from meshfusion.tools.mfctl.doctor import VLLM_API_FILE, Finding, State
+from meshfusion.tools.mfctl.main import mfctl
+
+
+def test_this_machine_is_fit(tmp_path: Path) -> None:
+    result = CliRunner().invoke(mfctl, ["doctor", "--pool", str(tmp_path / "pool"), "--format", "json"])
+    report = json.loads(result.stdout)
+    states = {check["check"]: check["state"] for check in report["checks"]}
+    assert states["python"] == "ok"
+    assert states["lmdb"] == "ok"
+    assert states["package grpcio"] == "ok"
+    assert states["pool directory"] == "ok"
+    assert states["O_DIRECT"] in ("ok", "warn")
+    assert states["pyverbs"] == "info"
+    assert report["ok"] is (result.exit_code == 0)
+    assert list(tmp_path.iterdir()) == [], "nothing is left behind"
+
+
+def test_a_failure_exits_1_and_shows_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    bad = Finding("lmdb", State.FAIL, "ImportError: no module", "Reinstall lmdb.")
+    monkeypatch.setattr(doctor, "check_lmdb", lambda: bad)
+    result = CliRunner().invoke(mfctl, ["doctor"])
+    assert result.exit_code == 1
+    assert "fail   lmdb" in result.stdout
+    assert "Reinstall lmdb." in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("version", "state"),
+    [("0.30.0", "ok"), ("0.31.2", "ok"), ("0.32.0+cpu", "ok"), ("0.29.1", "fail"), ("0.33.0", "fail"), ("dev", "fail")],
+)
+def test_vllm_versions(version: str, state: str) -> None:
+    finding = doctor.check_vllm_version(f"vllm {version}", version)
+    assert finding.state.value == state
+    assert bool(finding.remedy) is (state == "fail")
+
+
+def test_the_doctor_accepts_what_the_connector_accepts() -> None:
+    assert doctor.VLLM_MINORS == SUPPORTED_MINORS
+
+
+def test_vllm_connector_names(tmp_path: Path) -> None:
+    assert doctor.check_vllm_api(None).state is State.FAIL
+    assert doctor.check_vllm_api(tmp_path).state is State.FAIL
+    file = tmp_path / VLLM_API_FILE
+    file.parent.mkdir(parents=True)
+    names = ["KVConnectorBase_V1", "SupportsHMA", "KVConnectorRole", "KVConnectorMetadata"]
+    file.write_text("".join(f"class {name}: ...\n" for name in names))
+    assert doctor.check_vllm_api(tmp_path).state is State.OK
+    file.write_text("class KVConnectorBase_V1: ...\n")
+    assert "SupportsHMA" in doctor.check_vllm_api(tmp_path).cause
+    file.write_text("class (")
+    assert doctor.check_vllm_api(tmp_path).state is State.FAIL
+
+
+def test_no_vllm_is_only_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "VLLM_DISTRIBUTIONS", ("no-such-distribution",))
+    (finding,) = doctor.check_vllm()
+    assert finding.state is State.WARN
+
+
+def test_old_python() -> None:
+    assert doctor.check_python((3, 10, 4)).state is State.FAIL
+    assert doctor.check_python((3, 12, 0)).state is State.OK
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "PACKAGES", ("no-such-package",))
+    (finding,) = doctor.check_packages()
+    assert (finding.state, finding.remedy) == (State.FAIL, "pip install no-such-package")
+
+
+def test_a_missing_pool_directory(tmp_path: Path) -> None:
+    (finding,) = doctor.check_pool(tmp_path / "a" / "b")
+    assert finding.state is State.FAIL
+    assert finding.remedy == f"mkdir -p {tmp_path}/a"
+
+
+def test_a_pool_directory_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    (finding,) = doctor.check_pool(tmp_path)
+    assert finding.state is State.FAIL
+    assert "not readable and writable" in finding.cause
+
+
+def test_no_direct_io_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("meshfusion.jbof.media.file.probe_direct", lambda _: (False, "refused (EINVAL)"))
+    findings = {finding.check: finding for finding in doctor.check_pool(tmp_path)}
+    assert findings["O_DIRECT"].state is State.WARN
+    assert findings["O_DIRECT"].cause == "refused (EINVAL)"
+
+
+def test_little_space_matters_only_before_a_pool_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "LOW_SPACE_BYTES", 1 << 62)
+    assert {f.check: f.state for f in doctor.check_pool(tmp_path)}["free space"] is State.WARN
+    (tmp_path / "label").touch()
+    assert {f.check: f.state for f in doctor.check_pool(tmp_path)}["free space"] is State.OK
