@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from meshfusion.dpu.api.address import TcpAddress, UnixAddress, parse_address
 from meshfusion.dpu.config_problems import ConfigProblem, ConfigProblemsError, describe_errors
-from meshfusion.dpu.sizes import parse_size_bytes
+from meshfusion.jbof.sizes import parse_size_bytes
 from meshfusion.dpu.yaml_document import YamlDocument, read_yaml
 from meshfusion.jbof.errors import ConfigError
 

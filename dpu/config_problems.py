@@ -37,14 +37,18 @@ class ConfigProblem:
 class ConfigProblemsError(ConfigError):
     """Everything that is wrong with one file. ``problems`` is never empty."""
 
-    def __init__(self, name: str, problems: tuple[ConfigProblem, ...]) -> None:
+    def __init__(
+        self,
+        name: str,
+        problems: tuple[ConfigProblem, ...],
+        *,
+        next_step: str = "Correct the file; `mfctl config example` prints a documented one.",
+    ) -> None:
         assert problems
         self.problems = tuple(sorted(problems, key=lambda p: p.line or 0))
         count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
         lines = "".join(f"\n  {problem}" for problem in self.problems)
-        super().__init__(
-            f"{name}: {count}{lines}", next_step="Correct the file; `mfctl config example` prints a documented one."
-        )
+        super().__init__(f"{name}: {count}{lines}", next_step=next_step)
 
 
 def describe_errors(error: ValidationError, model: type[BaseModel], document: YamlDocument) -> list[ConfigProblem]:

@@ -6,19 +6,17 @@ LMDB readers see a transaction only after it is committed, and a commit is synce
 
 from __future__ import annotations
 
-import dataclasses
-import json
+import contextlib
+import os
 import struct
-import subprocess
-import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import lmdb
 
-from meshfusion.dpu.api.types import ChunkRecord
+from meshfusion.dpu.api.types import ChunkRecord, Extent
 from meshfusion.dpu.store import records
 from meshfusion.dpu.store.effects import (
     DeleteChunk,
@@ -33,8 +31,8 @@ from meshfusion.jbof.errors import FormatError, MediaError
 from meshfusion.jbof.segments import SegmentRecord
 
 _POSITION = struct.Struct(">IQ")  # segment, lba: big-endian so that keys sort by position
-_META_VERSION = b"index_version"
-_META_POOL = b"pool_uuid"
+META_VERSION = b"index_version"
+META_POOL = b"pool_uuid"
 _META_EPOCH = b"epoch"
 _FENCED_KEPT = 4096
 
@@ -54,7 +52,7 @@ class Index:
     def __init__(self, env: lmdb.Environment, payload_bytes: int) -> None:
         self._env = env
         self.payload_bytes = payload_bytes  # of all committed chunks, kept up by the writer
-        self._meta = env.open_db(b"meta", create=False)
+        self.meta = env.open_db(b"meta", create=False)
         self._chunks = env.open_db(b"chunks", create=False)
         self._positions = env.open_db(b"positions", create=False)
         self._segments = env.open_db(b"segments", create=False)
@@ -65,7 +63,7 @@ class Index:
     def get_many(self, keys: Iterable[bytes]) -> dict[bytes, ChunkRecord]:
         """The records of those keys that are stored and intact."""
         found: dict[bytes, ChunkRecord] = {}
-        with self._env.begin(db=self._chunks) as txn:
+        with self._reading(self._chunks) as txn:
             for key in keys:
                 value = txn.get(key)
                 if value is None:
@@ -79,7 +77,7 @@ class Index:
     def chunks_after(self, after_key: bytes, limit: int) -> list[ChunkRecord]:
         """Up to ``limit`` intact chunks in key order, after ``after_key``."""
         found: list[ChunkRecord] = []
-        with self._env.begin(db=self._chunks) as txn, txn.cursor() as cursor:
+        with self._reading(self._chunks) as txn, txn.cursor() as cursor:
             if not (cursor.set_range(after_key) if after_key else cursor.first()):
                 return found
             for key, value in cursor:
@@ -94,21 +92,24 @@ class Index:
         return found
 
     def segment_records(self) -> tuple[SegmentRecord, ...]:
-        with self._env.begin(db=self._segments) as txn, txn.cursor() as cursor:
-            return tuple(records.decode_segment(bytes(value)) for _, value in cursor)
+        with self._reading(self._segments) as txn, txn.cursor() as cursor:
+            found = {bytes(key): records.decode_segment(bytes(value)) for key, value in cursor}
+        if any(key != _segment_key(record) for key, record in found.items()):
+            raise FormatError(f"the index {self._env.path()} is damaged: segments are mixed up", next_step=RECREATE)
+        return tuple(found.values())
 
     def holder_records(self) -> tuple[HolderRecord, ...]:
-        with self._env.begin(db=self._holders) as txn, txn.cursor() as cursor:
+        with self._reading(self._holders) as txn, txn.cursor() as cursor:
             return tuple(records.decode_holder(bytes(value)) for _, value in cursor)
 
     def chunk_count(self) -> int:
-        with self._env.begin(db=self._chunks) as txn:
+        with self._reading(self._chunks) as txn:
             return int(txn.stat(self._chunks)["entries"])
 
     def scan(self) -> IndexTotals:
         """Read every chunk entry and check that it and its position entry agree."""
         count = payload_bytes = damaged = 0
-        with self._env.begin(db=self._chunks) as txn, txn.cursor() as cursor:
+        with self._reading(self._chunks) as txn, txn.cursor() as cursor:
             for key, value in cursor:
                 try:
                     record = records.decode_chunk(bytes(value))
@@ -126,6 +127,16 @@ class Index:
                 payload_bytes += sum(shard.payload_bytes for shard in record.shards)
         return IndexTotals(count, payload_bytes, damaged)
 
+    def walk_pages(self) -> None:
+        """Touch every page that is in use, LMDB's own bookkeeping included."""
+        descriptor = os.open(os.devnull, os.O_WRONLY)
+        try:
+            self._env.copyfd(descriptor, compact=True)
+        except lmdb.Error as error:
+            raise index_error(self._env.path(), error) from error
+        finally:
+            os.close(descriptor)
+
     # ---- writing -------------------------------------------------------------------------------------------------
 
     def apply(self, effects: Iterable[Effect]) -> None:
@@ -136,19 +147,30 @@ class Index:
                 for effect in effects:
                     added_bytes += self._apply_one(txn, effect)
         except lmdb.Error as error:
-            raise _index_error(self._env.path(), error) from error
+            raise index_error(self._env.path(), error) from error
         self.payload_bytes += added_bytes
 
     def next_epoch(self) -> int:
         """Begin a new owner epoch, durably."""
-        with self._env.begin(write=True, db=self._meta) as txn:
-            epoch = int(txn.get(_META_EPOCH, b"0")) + 1
-            txn.put(_META_EPOCH, str(epoch).encode())
+        try:
+            with self._env.begin(write=True, db=self.meta) as txn:
+                epoch = _epoch_of(txn, self._env.path()) + 1
+                txn.put(_META_EPOCH, str(epoch).encode())
+        except lmdb.Error as error:
+            raise index_error(self._env.path(), error) from error
         return epoch
 
     def epoch(self) -> int:
-        with self._env.begin(db=self._meta) as txn:
-            return int(txn.get(_META_EPOCH, b"0"))
+        with self._reading(self.meta) as txn:
+            return _epoch_of(txn, self._env.path())
+
+    @contextlib.contextmanager
+    def _reading(self, db: Any) -> Iterator[lmdb.Transaction]:
+        try:
+            with self._env.begin(db=db) as txn:
+                yield txn
+        except lmdb.Error as error:
+            raise index_error(self._env.path(), error) from error
 
     def _apply_one(self, txn: lmdb.Transaction, effect: Effect) -> int:
         """Returns by how much the payload of all committed chunks grows."""
@@ -161,14 +183,14 @@ class Index:
                     txn.put(position, record.key, db=self._positions)
                 return sum(shard.payload_bytes for shard in record.shards) - removed_bytes
             case DeleteChunk(key, extent):
-                if txn.get(_POSITION.pack(extent.segment, extent.lba), db=self._positions) == key:
+                if self._lies_at(txn, key, extent):
                     return -self._delete_chunk(txn, key)
             case OpenSegment(segment):
                 removed_bytes = 0
                 for position, key in self._positions_in(txn, segment.segment):
                     removed_bytes += self._delete_chunk(txn, key)
                     txn.delete(position, db=self._positions)
-                txn.put(segment.segment.to_bytes(4, "big"), records.encode_segment(segment), db=self._segments)
+                txn.put(_segment_key(segment), records.encode_segment(segment), db=self._segments)
                 return -removed_bytes
             case PutHolder(holder):
                 txn.put(holder.holder_id.encode(), records.encode_holder(holder), db=self._holders)
@@ -192,6 +214,15 @@ class Index:
             if txn.get(position, db=self._positions) == key:
                 txn.delete(position, db=self._positions)
         return sum(shard.payload_bytes for shard in record.shards)
+
+    def _lies_at(self, txn: lmdb.Transaction, key: bytes, extent: Extent) -> bool:
+        value = txn.get(key, db=self._chunks)
+        if value is None:
+            return False
+        try:
+            return any(shard.extent == extent for shard in records.decode_chunk(bytes(value)).shards)
+        except FormatError:
+            return True  # damaged: of no use to anybody
 
     def _positions_in(self, txn: lmdb.Transaction, segment: int) -> list[tuple[bytes, bytes]]:
         found = []
@@ -226,125 +257,28 @@ class Index:
         self.close()
 
 
-def map_size_bytes(capacity_bytes: int) -> int:
-    """Address space for the index: room for a chunk per 16 KiB of capacity at 1 KiB each, at least 256 MiB.
-
-    It is a limit, not a reservation: the file grows as entries come.
-    """
-    return max(256 << 20, capacity_bytes // 16)
-
-
-def create_index(path: Path, pool_uuid: str, capacity_bytes: int) -> None:
-    path.mkdir(mode=0o700)
-    env = lmdb.open(str(path), map_size=map_size_bytes(capacity_bytes), max_dbs=8)
-    try:
-        meta = env.open_db(b"meta")
-        for name in (b"chunks", b"positions", b"segments", b"holders"):
-            env.open_db(name)
-        with env.begin(write=True, db=meta) as txn:
-            txn.put(_META_VERSION, str(records.INDEX_VERSION).encode())
-            txn.put(_META_POOL, pool_uuid.encode())
-    finally:
-        env.close()
-
-
-def open_index(
-    path: Path, pool_uuid: str, capacity_bytes: int, *, payload_bytes: int = 0, readonly: bool = False
-) -> Index:
-    """Open and check that the index is of this version and belongs to this pool.
-
-    Raises :class:`FormatError` when it is missing, truncated, damaged, of another version or of another pool.
-    """
-    data = path / "data.mdb"
-    if not data.exists():
-        raise FormatError(f"the index {data} is missing", next_step=_RECREATE)
-    try:
-        env = lmdb.open(
-            str(path),
-            map_size=map_size_bytes(capacity_bytes),
-            max_dbs=8,
-            create=False,
-            readonly=readonly,
-            max_readers=512,
-        )
-    except lmdb.Error as error:
-        raise _index_error(str(path), error) from error
-    try:
-        needed_bytes = (env.info()["last_pgno"] + 1) * env.stat()["psize"]
-        if data.stat().st_size < needed_bytes:
-            raise FormatError(
-                f"the index {data} is truncated: {data.stat().st_size} bytes of {needed_bytes}", next_step=_RECREATE
-            )
-        index = Index(env, payload_bytes)
-        with env.begin(db=index._meta) as txn:
-            version, owner = txn.get(_META_VERSION), txn.get(_META_POOL)
-        if version != str(records.INDEX_VERSION).encode():
-            raise FormatError(
-                f"the index {data} has version {_text(version)}, this is version {records.INDEX_VERSION}",
-                next_step="use the MeshFusion version that made it, or create a new pool",
-            )
-        if owner != pool_uuid.encode():
-            raise FormatError(
-                f"the index {data} belongs to pool {_text(owner)}, not to {pool_uuid}",
-                next_step="point the pool at its own directory; indexes cannot be swapped",
-            )
-        return index
-    except lmdb.Error as error:
-        env.close()
-        raise _index_error(str(path), error) from error
-    except FormatError:
-        env.close()
-        raise
-
-
-def scan_in_child(path: Path, pool_uuid: str, capacity_bytes: int, *, deadline_s: float) -> IndexTotals:
-    """Scan the index in a child process: a damaged LMDB page can kill the process that reads it.
-
-    A new interpreter, not a fork: the caller may be an engine with many threads and locks.
-    Raises :class:`FormatError` when the child dies or finds damage in the structure.
-    """
-    command = [sys.executable, "-m", "meshfusion.dpu.index", str(path), pool_uuid, str(capacity_bytes)]
-    try:
-        child = subprocess.run(command, capture_output=True, text=True, timeout=deadline_s, check=False)
-    except subprocess.TimeoutExpired:
-        raise FormatError(
-            f"the index {path} could not be read within {deadline_s:.0f} s", next_step=_RECREATE
-        ) from None
-    if child.returncode != 0:
-        last_line = (child.stderr.strip().splitlines() or ["no message"])[-1]
-        raise FormatError(
-            f"the index {path} is damaged: reading it ended with exit code {child.returncode} ({last_line})",
-            next_step=_RECREATE,
-        )
-    return IndexTotals(**json.loads(child.stdout))
-
-
-def _scan_main(path: str, pool_uuid: str, capacity_bytes: str) -> None:
-    with open_index(Path(path), pool_uuid, int(capacity_bytes), readonly=True) as index:
-        index.segment_records()
-        index.holder_records()
-        print(json.dumps(dataclasses.asdict(index.scan())))
-
-
-_RECREATE = (
+RECREATE = (
     "the cached chunks are lost but nothing else is: move the pool directory away and create it anew with "
     "`mfctl pool create`"
 )
 
 
-def _index_error(path: str, error: lmdb.Error) -> FormatError | MediaError:
+def index_error(path: str, error: lmdb.Error) -> FormatError | MediaError:
     if isinstance(error, lmdb.MapFullError):
         return MediaError(f"the index {path} is full", next_step="create the pool with larger chunks or more capacity")
     if isinstance(error, lmdb.DiskError | lmdb.ReadonlyError):
         return MediaError(f"the index {path} cannot be written: {error}", next_step="check space and permissions there")
     if "No space left" in str(error):
         return MediaError(f"the index {path} cannot grow: {error}", next_step="free space on its filesystem")
-    return FormatError(f"the index {path} is damaged: {error}", next_step=_RECREATE)
+    return FormatError(f"the index {path} is damaged: {error}", next_step=RECREATE)
 
 
-def _text(value: bytes | None) -> str:
-    return "unknown" if value is None else bytes(value).decode(errors="replace")
+def _segment_key(record: SegmentRecord) -> bytes:
+    return record.segment.to_bytes(4, "big")
 
 
-if __name__ == "__main__":
-    _scan_main(*sys.argv[1:])
+def _epoch_of(txn: lmdb.Transaction, path: str) -> int:
+    value = bytes(txn.get(_META_EPOCH, b"0"))
+    if not value.isdigit():
+        raise FormatError(f"the index {path} is damaged: its epoch is {value!r}", next_step=RECREATE)
+    return int(value)

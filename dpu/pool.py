@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from meshfusion.dpu import index as index_module
 from meshfusion.dpu.api import types as api
 from meshfusion.dpu.api.liveness import create_liveness, take_liveness_away
+from meshfusion.dpu.index import Index, IndexTotals
+from meshfusion.dpu.index_files import open_index, scan_in_child
 from meshfusion.dpu.pool_dir import PoolLayout, create_pool, geometry_of, lock_owner, read_label
 from meshfusion.dpu.pool_inspect import CheckReport, check_pool, inspect_pool
 from meshfusion.dpu.pool_writer import TransactionWriter
@@ -49,8 +50,8 @@ class Pool:
         label: Label,
         options: PoolOptions,
         owner_descriptor: int,
-        index: index_module.Index,
-        totals: index_module.IndexTotals,
+        index: Index,
+        totals: IndexTotals,
         clock: Callable[[], float],
     ) -> None:
         self._layout = layout
@@ -86,11 +87,13 @@ class Pool:
         try:
             pool_uuid = str(uuid.UUID(bytes=label.pool_uuid))
             capacity_bytes = geometry_of(label).capacity_bytes
-            totals = index_module.scan_in_child(
-                layout.index, pool_uuid, capacity_bytes, deadline_s=INDEX_SCAN_DEADLINE_S
-            )
-            index = index_module.open_index(layout.index, pool_uuid, capacity_bytes, payload_bytes=totals.payload_bytes)
-            return cls(layout, label, options or PoolOptions(), owner_descriptor, index, totals, clock)
+            totals = scan_in_child(layout.index, pool_uuid, capacity_bytes, deadline_s=INDEX_SCAN_DEADLINE_S)
+            index = open_index(layout.index, pool_uuid, capacity_bytes, payload_bytes=totals.payload_bytes)
+            try:
+                return cls(layout, label, options or PoolOptions(), owner_descriptor, index, totals, clock)
+            except BaseException:
+                index.close()
+                raise
         except BaseException:
             os.close(owner_descriptor)
             raise
@@ -136,7 +139,12 @@ class Pool:
         with self._mutex:
             step = self._store.reserve(self._clock(), request, stored)
             self._submit(step)
-        return self._wait(step, deadline_s)
+        try:
+            return self._wait(step, deadline_s)
+        except MeshFusionError:  # the holder never learns of its grants: nothing can be in flight under them
+            grant_ids = tuple(result.grant_id for result in step.reply.results if result.grant_id)
+            self.abort(api.AbortRequest(request.holder_id, request.epoch, grant_ids), deadline_s=deadline_s)
+            raise
 
     def commit(self, request: api.CommitRequest, *, deadline_s: float) -> api.CommitReply:
         with self._mutex:
@@ -162,10 +170,12 @@ class Pool:
 
     def detach(self, request: api.DetachRequest, *, deadline_s: float) -> None:
         """Believed only when the holder's liveness lock is free; else it is probed like any silent holder."""
-        if not take_liveness_away(self._layout.liveness(request.holder_id)):
-            logger.warning("holder %s detached while a process of it lives; waiting for that to end", request.holder_id)
-            return
-        with self._mutex:
+        with self._mutex:  # so that the holder cannot attach anew between its lock and its end
+            if not self._store.knows(request.holder_id):
+                return
+            if not take_liveness_away(self._layout.liveness(request.holder_id)):
+                logger.warning("holder %s detached while a process of it lives; it is watched", request.holder_id)
+                return
             step = self._store.detach(self._clock(), request)
             self._submit(step)
         self._wait(step, deadline_s)
@@ -212,7 +222,7 @@ class Pool:
 
     def _wait(self, step: Step[Reply], deadline_s: float) -> Reply:
         """The reply, once everything it stands on is durable."""
-        for ticket in (step.after, step.ticket):
+        for ticket in (step.ticket, step.after):  # the later one first: the second wait then returns at once
             if ticket:
                 self._writer.wait(ticket, deadline_s)
         return step.reply
@@ -235,14 +245,11 @@ class Pool:
             self._probe_holders(now_s)
 
     def _probe_holders(self, now_s: float) -> None:
-        with self._mutex:
-            holder_ids = self._store.holders_to_probe(now_s)
-        for holder_id in holder_ids:
-            if not take_liveness_away(self._layout.liveness(holder_id)):
-                continue
-            logger.info("holder %s is gone: fenced", holder_id)
-            with self._mutex:
-                self._submit(self._store.liveness_lock_free(now_s, holder_id))
+        with self._mutex:  # so that no holder attaches anew between its lock and its fence
+            for holder_id in self._store.holders_to_probe(now_s):
+                if take_liveness_away(self._layout.liveness(holder_id)):
+                    logger.info("holder %s is gone: fenced", holder_id)
+                    self._submit(self._store.liveness_lock_free(now_s, holder_id))
 
     def _status(self, chunk_count: int, payload_bytes: int) -> api.PoolStatus:
         store, geometry = self._store, geometry_of(self._label)
@@ -266,13 +273,13 @@ class Pool:
             pinned_bytes=store.leases.pinned_bytes,
             lease_count=len(store.leases),
             grant_count=len(store.grants),
-            saves_stopped_reason=store.saves_stopped_reason,
+            saves_stopped_reason=store.saves_stopped_reason(self._clock()),
             holders=store.holder_statuses(self._clock()),
             counters=tuple(sorted(store.counters.items())),
         )
 
 
-def list_chunks(index: index_module.Index, request: api.ListRequest) -> api.ListReply:
+def list_chunks(index: Index, request: api.ListRequest) -> api.ListReply:
     """One page of chunks; shared by the open pool and by read-only inspection."""
     wanted: list[api.ChunkRecord] = []
     after = request.after_key

@@ -11,7 +11,7 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
-from meshfusion.dpu import index as index_module
+from meshfusion.dpu.index_files import create_index
 from meshfusion.jbof.errors import ConfigError, FormatError, MediaError, PoolBusyError
 from meshfusion.jbof.format import (
     DATA_START_LBA,
@@ -96,8 +96,10 @@ def create_pool(
             _check_device_is_blank(data_path, size_bytes)
             (building / _DATA_POINTER).write_text(str(data_path.absolute()))
         pool_uuid = str(uuid.UUID(bytes=label.pool_uuid))
-        index_module.create_index(layout.index, pool_uuid, geometry_of(label).capacity_bytes)
+        create_index(layout.index, pool_uuid, geometry_of(label).capacity_bytes)
         _write_label(layout.data, label)
+        _sync_directory(layout.index)
+        _sync_directory(building)
         if path.exists():
             path.rmdir()
         building.rename(path)
@@ -144,7 +146,7 @@ def lock_owner(layout: PoolLayout) -> int:
             f"the pool {layout.directory} cannot be locked: {error}", next_step="check its permissions"
         ) from error
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _lock_patiently(descriptor)
     except BlockingIOError:
         owner = os.pread(descriptor, 200, 0).decode(errors="replace").strip() or "unknown"
         os.close(descriptor)
@@ -153,9 +155,19 @@ def lock_owner(layout: PoolLayout) -> int:
             next_step="one process owns a pool; to share it, run `meshfusion --config FILE` and point engines at its "
             "address with `service:`",
         ) from None
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+    with contextlib.suppress(OSError):  # a full disk: only the name of the owner is lost
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        os.ftruncate(descriptor, len(f"{os.getpid()}\n"))
     return descriptor
+
+
+def _lock_patiently(descriptor: int) -> None:
+    """Someone who only asks whether the pool is owned holds the lock for an instant."""
+    for _ in range(4):
+        with contextlib.suppress(BlockingIOError):
+            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        time.sleep(0.02)
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 # ---- inside ------------------------------------------------------------------------------------------------------

@@ -16,8 +16,9 @@ from pathlib import Path
 
 import numpy as np
 
-from meshfusion.dpu import index as index_module
 from meshfusion.dpu.api import types as api
+from meshfusion.dpu.index import Index, IndexTotals
+from meshfusion.dpu.index_files import open_index, scan_in_child
 from meshfusion.dpu.pool_dir import PoolLayout, geometry_of, read_label
 from meshfusion.jbof.digest import DigestKernels, load_kernels
 from meshfusion.jbof.errors import FormatError, MediaError
@@ -41,13 +42,13 @@ class CheckReport:
 
 
 @contextlib.contextmanager
-def open_for_reading(path: Path) -> Iterator[tuple[PoolLayout, Label, index_module.Index]]:
+def open_for_reading(path: Path) -> Iterator[tuple[PoolLayout, Label, Index]]:
     """The parts of a pool, read-only. Raises FormatError or MediaError with a way out."""
     layout = PoolLayout(path.absolute())
     label = read_label(layout)
     pool_uuid = str(uuid.UUID(bytes=label.pool_uuid))
     capacity_bytes = geometry_of(label).capacity_bytes
-    with index_module.open_index(layout.index, pool_uuid, capacity_bytes, readonly=True) as index:
+    with open_index(layout.index, pool_uuid, capacity_bytes, readonly=True) as index:
         yield layout, label, index
 
 
@@ -142,9 +143,12 @@ class _Checker:
             "pool_uuid": self._label.pool_uuid,
             "identity": record.identity,
             "key": record.key,
+            "tenant": record.tenant,
+            "group": record.group,
             "position_tokens": record.position_tokens,
             "token_count": record.token_count,
             "rank": shard.rank,
+            "segment": shard.extent.segment,
             "generation": shard.extent.generation,
             "lba": shard.extent.lba,
             "unit_bytes": shard.unit_bytes,
@@ -164,16 +168,14 @@ class _Checker:
         return ""
 
 
-def _all_chunks(index: index_module.Index) -> Iterator[api.ChunkRecord]:
+def _all_chunks(index: Index) -> Iterator[api.ChunkRecord]:
     after = b""
     while page := index.chunks_after(after, PAGE_CHUNKS):
         yield from page
         after = page[-1].key
 
 
-def _scan(layout: PoolLayout) -> index_module.IndexTotals:
+def _scan(layout: PoolLayout) -> IndexTotals:
     label = read_label(layout)
     pool_uuid = str(uuid.UUID(bytes=label.pool_uuid))
-    return index_module.scan_in_child(
-        layout.index, pool_uuid, geometry_of(label).capacity_bytes, deadline_s=SCAN_DEADLINE_S
-    )
+    return scan_in_child(layout.index, pool_uuid, geometry_of(label).capacity_bytes, deadline_s=SCAN_DEADLINE_S)

@@ -1,4 +1,4 @@
-"""The scheduler's client of the chunk service: everything that may block happens on two threads of its own.
+"""The scheduler's client of the chunk service: everything that may block happens on threads of its own.
 
 The scheduler thread only puts commands in and takes events out. Lookups have a thread to themselves, since a commit
 waits for the medium and a lookup may not (rule 8). While the service is away every lookup is answered as a miss at
@@ -7,6 +7,7 @@ once, saves are refused, and attaching is tried again in the background (rule 9)
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import queue
@@ -68,7 +69,7 @@ class LeasesLost:
 
 @dataclass(frozen=True, slots=True)
 class Attached:
-    """A new attachment: workers must switch to it before anything is saved. ``liveness_descriptor`` is ours."""
+    """A new attachment: workers must switch to it before anything is saved."""
 
     attachment: api.Attachment
 
@@ -86,9 +87,13 @@ class _Standing:
 
 @dataclass(frozen=True, slots=True)
 class ReserveWish:
-    """A chunk to reserve; its key is made from ``key_of`` on the client's thread, not on the scheduler's."""
+    """A chunk to reserve; its key is made from ``key_of`` on the client's thread, not on the scheduler's.
+
+    ``identity``: what ``key_of`` builds on. A place under another identity would keep the key from its owners.
+    """
 
     save_id: int
+    identity: bytes
     key_of: Callable[[], bytes | None]
     position_tokens: int
     token_count: int
@@ -105,15 +110,15 @@ class PoolClient:
         identity: bytes,
         engine_version: str,
         chunk_tokens: int,
-        lookup_deadline_s: float,
     ) -> None:
         self._service = service
         self._identity = identity
         self._engine_version = engine_version
         self._chunk_tokens = chunk_tokens
-        self._lookup_deadline_s = lookup_deadline_s
+        self._change = threading.Lock()  # of identity, standing and liveness; never held while anything blocks
         self._standing: _Standing | None = None
-        self._liveness: dict[str, int] = {}  # holder id -> descriptor; released when workers have left it
+        self._liveness: dict[str, int] = {}  # holder id -> descriptor, oldest first; kept until workers have left it
+        self._lease_holders: dict[str, str] = {}  # a lease is given back by the holder that got it
         self._lease_ids: tuple[str, ...] = ()
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._fast: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -131,27 +136,29 @@ class PoolClient:
     def start(self) -> api.Attachment:
         """Attach for the first time, on the caller's thread: trouble here is the engine's to hear about."""
         attachment = self._attach()
+        assert attachment is not None, "closed, or given another identity, before it was started"
         for thread in self._threads:
             thread.start()
         return attachment
 
     def close(self) -> None:
         """Give everything back. Callers make sure that no worker is writing any more."""
-        self._stop.set()
-        self._lost.set()
+        with self._change:
+            self._stop.set()
+            self._lost.set()
         self._fast.put(None)
         self._slow.put(None)
         for thread in self._threads:
-            thread.join(2.0)
-        for descriptor in self._liveness.values():
+            if thread.is_alive():
+                thread.join(2.0)
+        with self._change:
+            standing, self._standing = self._standing, None
+            descriptors = list(self._liveness.values())
+            self._liveness.clear()
+        for descriptor in descriptors:
             os.close(descriptor)
-        self._liveness.clear()
-        attachment = self.attachment
-        if attachment is not None:
-            try:
-                self._service.detach(api.DetachRequest(attachment.holder_id), deadline_s=2.0)
-            except MeshFusionError as error:
-                logger.info("detaching failed, the service will fence this engine by itself: %s", error.message)
+        if standing is not None:
+            self._detach(standing.attachment.holder_id)
         self._service.close()
 
     @property
@@ -162,14 +169,21 @@ class PoolClient:
 
     def attach_as(self, identity: bytes) -> None:
         """Leave the current attachment and attach under another identity, in the background."""
-        self._identity = identity
-        self._standing = None
-        self._lost.set()
+        with self._change:
+            self._identity = identity
+            self._standing = None
+            self._lost.set()
 
     def release_former_holders(self, current_holder_id: str) -> None:
         """The workers write under ``current_holder_id`` only: earlier incarnations of us may be fenced."""
-        for holder_id in [h for h in self._liveness if h != current_holder_id]:
-            os.close(self._liveness.pop(holder_id))
+        with self._change:
+            holder_ids = list(self._liveness)
+            if current_holder_id not in holder_ids:
+                return
+            former = holder_ids[: holder_ids.index(current_holder_id)]
+            descriptors = [self._liveness.pop(holder_id) for holder_id in former]
+        for descriptor in descriptors:
+            os.close(descriptor)
 
     # ---- commands ------------------------------------------------------------------------------------------------
 
@@ -192,7 +206,7 @@ class PoolClient:
 
     def abort(self, holder_id: str, epoch: int, grant_ids: tuple[str, ...]) -> None:
         request = api.AbortRequest(holder_id, epoch, grant_ids)
-        self._slow.put(lambda: self._try("abort", lambda: self._service.abort(request, deadline_s=SLOW_DEADLINE_S)))
+        self._slow.put(lambda: self._abort(request))
 
     def drop(self, key: bytes, extent: api.Extent, reason: str) -> None:
         self._slow.put(lambda: self._drop(key, extent, reason))
@@ -225,21 +239,23 @@ class PoolClient:
         retry_s = REATTACH_FIRST_S
         while not self._stop.is_set():
             standing = self._standing
-            if standing is None:
-                if self._stop.wait(retry_s):
-                    return
-                retry_s = min(REATTACH_MAX_S, retry_s * 2)
-                if self._try("attach", self._attach) is not None:
-                    logger.warning("attached to the chunk service again")
-                    retry_s = REATTACH_FIRST_S
+            if standing is not None:
+                self._lost.wait(standing.attachment.heartbeat_s)
+                if self._standing is standing and not self._stop.is_set():
+                    self._heartbeat(standing.attachment)
                 continue
-            self._lost.wait(standing.attachment.heartbeat_s)
-            if self._standing is standing and not self._stop.is_set():
-                self._heartbeat(standing.attachment)
+            if self._stop.wait(retry_s):
+                return
+            retry_s = min(REATTACH_MAX_S, retry_s * 2)
+            if self._try("attach", "", self._attach) is not None:
+                logger.warning("attached to the chunk service again")
+                retry_s = REATTACH_FIRST_S
 
-    def _attach(self) -> api.Attachment:
-        """As a new incarnation each time: an earlier one may have writes of unknown fate and is never readmitted."""
-        self._lost.clear()
+    def _attach(self) -> api.Attachment | None:
+        """As a new incarnation each time: an earlier one may have writes of unknown fate and is never readmitted.
+
+        None when the identity changed or the client was closed meanwhile.
+        """
         identity = self._identity
         request = api.AttachRequest(
             incarnation=uuid.uuid4().hex,
@@ -251,18 +267,36 @@ class PoolClient:
             rank_count=1,
         )
         attachment = self._service.attach(request, deadline_s=ATTACH_DEADLINE_S)
-        self._liveness[attachment.holder_id] = hold_liveness(Path(attachment.liveness_path))
-        if identity != self._identity:  # changed meanwhile: this attachment is of no use
-            self._lost.set()
-            return attachment
-        self._standing = _Standing(attachment, identity)
-        self._events.put(Attached(attachment))
-        return attachment
+        try:
+            descriptor = hold_liveness(Path(attachment.liveness_path))
+        except MeshFusionError:
+            self._detach(attachment.holder_id)
+            raise
+        with self._change:
+            if identity == self._identity and not self._stop.is_set():
+                self._liveness[attachment.holder_id] = descriptor
+                self._standing = _Standing(attachment, identity)
+                self._lost.clear()
+                self._events.put(Attached(attachment))
+                return attachment
+        os.close(descriptor)
+        self._detach(attachment.holder_id)  # nobody has used it
+        return None
+
+    def _detach(self, holder_id: str) -> None:
+        request = api.DetachRequest(holder_id)
+        try:
+            self._service.detach(request, deadline_s=2.0)
+        except Exception as error:
+            logger.info("detaching failed, the service will fence %s by itself: %s", holder_id, error)
 
     def _heartbeat(self, attachment: api.Attachment) -> None:
-        request = api.HeartbeatRequest(attachment.holder_id, attachment.epoch, self._lease_ids)
-        reply = self._try("heartbeat", lambda: self._service.heartbeat(request, deadline_s=2.0))
+        holder_id = attachment.holder_id
+        request = api.HeartbeatRequest(holder_id, attachment.epoch, self._lease_ids)
+        reply = self._try("heartbeat", holder_id, lambda: self._service.heartbeat(request, deadline_s=2.0))
         if reply is not None and reply.lost_lease_ids:
+            for lease_id in reply.lost_lease_ids:
+                self._lease_holders.pop(lease_id, None)
             self._events.put(LeasesLost(reply.lost_lease_ids))
 
     # ---- commands, on the threads --------------------------------------------------------------------------------
@@ -275,9 +309,12 @@ class PoolClient:
         keys = keys_of() if standing is not None and left_s > 0 else None
         reply = None
         if standing is not None and keys:
-            request = api.MatchRequest(standing.attachment.holder_id, request_id, 0, self._chunk_tokens, keys)
+            holder_id = standing.attachment.holder_id
+            request = api.MatchRequest(holder_id, request_id, 0, self._chunk_tokens, keys)
             # A little more than the scheduler waits: a late answer carries a lease that must be given back.
-            reply = self._try("match", lambda: self._service.match(request, deadline_s=left_s + 0.25))
+            reply = self._try("match", holder_id, lambda: self._service.match(request, deadline_s=left_s + 0.25))
+            if reply is not None and reply.lease_id:
+                self._lease_holders[reply.lease_id] = holder_id
         chunks = self._believable(reply.chunks, keys, standing.identity) if reply and keys and standing else ()
         self._events.put(Matched(request_id, attempt, reply.lease_id if reply else "", chunks))
 
@@ -285,7 +322,9 @@ class PoolClient:
         self, chunks: tuple[api.ChunkRecord, ...], keys: tuple[bytes, ...], identity: bytes
     ) -> tuple[api.ChunkRecord, ...]:
         """Rule 5, on our side too: key, identity and position of every chunk are what we asked for."""
-        for i, chunk in enumerate(chunks):
+        if len(chunks) > len(keys):
+            logger.error("the service offered %d chunks, %d were asked for", len(chunks), len(keys))
+        for i, chunk in enumerate(chunks[: len(keys)]):
             right = (
                 chunk.key == keys[i]
                 and chunk.identity == identity
@@ -296,64 +335,105 @@ class PoolClient:
             if not right:
                 logger.error("the service offered a chunk that was not asked for: %s", chunk.key.hex())
                 return chunks[:i]
-        return chunks
+        return chunks[: len(keys)]
 
     def _release(self, lease_ids: tuple[str, ...]) -> None:
-        attachment = self.attachment
-        if attachment is not None:
-            request = api.ReleaseRequest(attachment.holder_id, lease_ids)
-            self._try("release", lambda: self._service.release(request, deadline_s=2.0))
+        by_holder: dict[str, list[str]] = {}
+        for lease_id in lease_ids:
+            holder_id = self._lease_holders.pop(lease_id, None)
+            if holder_id is not None:  # else it went with its attachment
+                by_holder.setdefault(holder_id, []).append(lease_id)
+        for holder_id, held in by_holder.items():
+            request = api.ReleaseRequest(holder_id, tuple(held))
+            self._try("release", holder_id, functools.partial(self._service.release, request, deadline_s=2.0))
 
     def _reserve(self, wishes: tuple[ReserveWish, ...]) -> None:
+        """Every wish is answered, whatever happens: its blocks are pinned until then."""
         standing = self._standing
-        save_ids = tuple(wish.save_id for wish in wishes)
-        keys = [wish.key_of() for wish in wishes] if standing is not None else []
-        if standing is None or any(key is None for key in keys):
-            self._events.put(Reserved(save_ids, (), None, "", 0, b""))
-            return
-        known_keys = tuple(key for key in keys if key is not None)
+        answer = None
+        possible: list[tuple[ReserveWish, bytes]] = []
+        try:
+            if standing is not None:
+                possible = _with_keys(wishes, standing.identity)
+                answer = self._ask_places(standing, possible) if possible else None
+        except Exception:
+            logger.exception("reserving failed")
+        asked = {wish.save_id for wish, _ in possible} if answer is not None else set()
+        refused = tuple(wish.save_id for wish in wishes if wish.save_id not in asked)
+        if answer is not None:
+            self._events.put(answer)
+        if refused:
+            self._events.put(Reserved(refused, (), None, "", 0, b""))
+
+    def _ask_places(self, standing: _Standing, possible: list[tuple[ReserveWish, bytes]]) -> Reserved | None:
         items = tuple(
-            api.ReserveItem(key, 0, wish.position_tokens, wish.token_count, (wish.shard,))
-            for key, wish in zip(known_keys, wishes, strict=True)
+            api.ReserveItem(key, 0, wish.position_tokens, wish.token_count, (wish.shard,)) for wish, key in possible
         )
-        attachment = standing.attachment
-        request = api.ReserveRequest(attachment.holder_id, attachment.epoch, items)
-        reply = self._try("reserve", lambda: self._service.reserve(request, deadline_s=SLOW_DEADLINE_S))
-        results = reply.results if reply is not None else None
-        self._events.put(
-            Reserved(save_ids, known_keys, results, attachment.holder_id, attachment.epoch, standing.identity)
-        )
+        holder_id, epoch = standing.attachment.holder_id, standing.attachment.epoch
+        request = api.ReserveRequest(holder_id, epoch, items)
+        reply = self._try("reserve", holder_id, lambda: self._service.reserve(request, deadline_s=SLOW_DEADLINE_S))
+        if reply is None:
+            return None
+        granted = [result for result in reply.results if result.outcome is api.ReserveOutcome.GRANTED]
+        if len(reply.results) != len(items) or any(len(result.extents) != 1 for result in granted):
+            logger.error("the service answered a reservation of %d chunks with something else", len(items))
+            self._abort(api.AbortRequest(holder_id, epoch, tuple(result.grant_id for result in granted)))
+            return None
+        save_ids = tuple(wish.save_id for wish, _ in possible)
+        keys = tuple(key for _, key in possible)
+        return Reserved(save_ids, keys, reply.results, holder_id, epoch, standing.identity)
 
     def _commit(self, holder_id: str, epoch: int, items: tuple[api.CommitItem, ...]) -> None:
         request = api.CommitRequest(holder_id, epoch, items)
-        reply = self._try("commit", lambda: self._service.commit(request, deadline_s=SLOW_DEADLINE_S))
+        reply = self._try("commit", holder_id, lambda: self._service.commit(request, deadline_s=SLOW_DEADLINE_S))
         committed = sum(reply.committed) if reply is not None else 0
         self._events.put(Committed(committed, len(items) - committed))
+
+    def _abort(self, request: api.AbortRequest) -> None:
+        self._try("abort", request.holder_id, lambda: self._service.abort(request, deadline_s=SLOW_DEADLINE_S))
 
     def _drop(self, key: bytes, extent: api.Extent, reason: str) -> None:
         attachment = self.attachment
         if attachment is not None:
             request = api.DropRequest(attachment.holder_id, key, extent, reason)
-            self._try("drop", lambda: self._service.drop(request, deadline_s=SLOW_DEADLINE_S))
+            self._try("drop", attachment.holder_id, lambda: self._service.drop(request, deadline_s=SLOW_DEADLINE_S))
 
-    def _try(self, what: str, call: Callable[[], T]) -> T | None:
-        """The answer, or None after trouble; losing the service or our place in it starts a new attachment."""
+    def _try(self, what: str, holder_id: str, call: Callable[[], T]) -> T | None:
+        """The answer, or None after trouble; losing the service or our place in it starts a new attachment.
+
+        ``holder_id``: as whom; trouble of an earlier incarnation says nothing about the current one.
+        """
         try:
             return call()
         except StaleHolderError as error:
-            self._lose_attachment(what, error)
+            self._lose_attachment(what, holder_id, error)
         except ServiceUnavailableError as error:
             # A lookup that was merely slow is no reason to let go; a heartbeat that fails is.
             if what != "match":
-                self._lose_attachment(what, error)
+                self._lose_attachment(what, holder_id, error)
             else:
                 logger.info("lookup failed: %s", error.message)
         except MeshFusionError as error:
             logger.warning("%s refused by the chunk service: %s", what, error)
+        except Exception:  # a bug in the service, when it lives in this process, must not end our threads
+            logger.exception("%s failed", what)
         return None
 
-    def _lose_attachment(self, what: str, error: MeshFusionError) -> None:
-        if self._standing is not None:
+    def _lose_attachment(self, what: str, holder_id: str, error: MeshFusionError) -> None:
+        with self._change:
+            standing = self._standing
+            is_current = standing is not None and standing.attachment.holder_id == holder_id
+            if is_current:
+                self._standing = None
+                self._lease_holders = {}  # void with the attachment
+                self._lost.set()
+        if is_current:
             logger.warning("lost the chunk service during %s: %s", what, error.message)
-        self._standing = None
-        self._lost.set()
+        else:
+            logger.info("%s failed: %s", what, error.message)
+
+
+def _with_keys(wishes: tuple[ReserveWish, ...], identity: bytes) -> list[tuple[ReserveWish, bytes]]:
+    """The wishes that can be asked for under ``identity``, each with its key."""
+    keyed = [(wish, wish.key_of()) for wish in wishes if wish.identity == identity]
+    return [(wish, key) for wish, key in keyed if key is not None]

@@ -142,6 +142,10 @@ class SegmentTable:
         self._segments[segment].write_pins -= 1
         assert self._segments[segment].write_pins >= 0, f"segment {segment} write-unpinned twice"
 
+    def pins(self, segment: int) -> tuple[int, int]:
+        """How many (readers, writers) pin the segment."""
+        return self._segments[segment].read_pins, self._segments[segment].write_pins
+
     def used(self, segment: int, now_s: float) -> None:
         """A chunk in ``segment`` was matched: it is recent."""
         self._segments[segment].last_used_s = now_s

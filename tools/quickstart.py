@@ -7,44 +7,27 @@ from __future__ import annotations
 
 import json
 import os
-import re
-import select
 import shutil
-import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any
 
 import click
 from rich.console import Console
 from rich.table import Table
 
-from meshfusion.jbof.errors import ConfigError, MeshFusionError, ServiceError
+from meshfusion.jbof.errors import ConfigError, MeshFusionError
+from meshfusion.tools.engine_process import engine_process, wait_for_saves
 from meshfusion.tools.quickstart_engine import EngineTask
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENT = ROOT / "tools" / "data" / "pride-and-prejudice.txt"
 CACHE = ROOT / ".cache"
 ANSWER_TOKENS = 16
-ENGINE_DEADLINE_S = 900.0
-SAVE_DEADLINE_S = 120.0
 CONTEXT_MIN = 256
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What one engine process reported."""
-
-    start_s: float
-    ttft_s: float
-    cached_tokens: int
-    answer_token_ids: tuple[int, ...]
-    counters: dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,17 +85,19 @@ def run(model: Path | None, context: int, document: Path, pool_size: str, consol
             model = prepare_model(ROOT / DEFAULT_MODEL_DIR, note)
     model = model.absolute()
     with _step(console, f"reading {document.name}"):
-        token_ids = _prompt(model, document, context)
+        token_ids = read_prompt(model, document, context)
     work = CACHE / "quickstart"
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
     pool = work / "pool"
     task = _task(model, token_ids, pool, pool_size)
-    with _step(console, "first engine process: cold") as note, _engine(task, work / "cold.log", note) as cold_engine:
+    cold_log = work / "cold.log"
+    with _step(console, "first engine process: cold") as note, engine_process(task, cold_log, note) as cold_engine:
         cold = cold_engine.answer()
         note(f"answered in {cold.ttft_s:.2f} s; waiting for the pool to have it all")
-        bytes_saved = _wait_for_saves(pool, len(token_ids), note)
-    with _step(console, "second engine process: warm") as note, _engine(task, work / "warm.log", note) as warm_engine:
+        bytes_saved = wait_for_saves(pool, len(token_ids), cold_log, note)
+    warm_log = work / "warm.log"
+    with _step(console, "second engine process: warm") as note, engine_process(task, warm_log, note) as warm_engine:
         warm = warm_engine.answer()
     load_s = warm.counters.get("load_us", 0.0) / 1e6
     bytes_loaded = int(warm.counters.get("loaded_bytes", 0))
@@ -140,7 +125,8 @@ def _problem_of(outcome: Outcome) -> str:
     return ""
 
 
-def _prompt(model: Path, document: Path, context: int) -> tuple[int, ...]:
+def read_prompt(model: Path, document: Path, context: int) -> tuple[int, ...]:
+    """The first ``context`` tokens of the document. Raises ConfigError when model, document or length do not fit."""
     if not (model / "config.json").is_file():
         raise ConfigError(
             f"--model {model} is not a model folder: it has no config.json",
@@ -182,115 +168,6 @@ def _task(model: Path, token_ids: tuple[int, ...], pool: Path, pool_size: str) -
             "kv_connector_extra_config": {"pool": {"path": str(pool), "size": pool_size}},
         },
         report_fd=-1,
-    )
-
-
-# ---- engine processes --------------------------------------------------------------------------------------------
-
-
-class _Engine:
-    def __init__(self, process: subprocess.Popen[str], report: IO[str], log: Path, note: Callable[[str], None]) -> None:
-        self._process = process
-        self._report = report
-        self._log = log
-        self._note = note
-
-    def answer(self) -> Answer:
-        self._note("starting vLLM")
-        ready = self._event("ready")
-        self._note(f"vLLM is up after {ready['start_s']:.0f} s; asking")
-        answered = self._event("answered")
-        return Answer(
-            ready["start_s"],
-            answered["ttft_s"],
-            answered["cached_tokens"],
-            tuple(answered["answer_token_ids"]),
-            answered["counters"],
-        )
-
-    def _event(self, name: str) -> dict[str, Any]:
-        readable, _, _ = select.select([self._report], [], [], ENGINE_DEADLINE_S)
-        line = self._report.readline() if readable else ""
-        if not line:
-            what = "ended" if readable else f"did not answer within {ENGINE_DEADLINE_S:.0f} s"
-            raise ServiceError(
-                f"the engine process {what}: {_cause(self._log)}", next_step=f"read the whole log: {self._log}"
-            )
-        event: dict[str, Any] = json.loads(line)
-        assert event["event"] == name, event
-        return event
-
-
-@contextmanager
-def _engine(task: EngineTask, log: Path, note: Callable[[str], None]) -> Iterator[_Engine]:
-    read_fd, write_fd = os.pipe()
-    command = [sys.executable, "-m", "meshfusion.tools.quickstart_engine"]
-    with log.open("w") as log_file:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=log_file,
-            stderr=subprocess.STDOUT,
-            text=True,
-            pass_fds=(write_fd,),
-            start_new_session=True,
-        )
-    os.close(write_fd)
-    assert process.stdin is not None
-    with os.fdopen(read_fd) as report:
-        try:
-            process.stdin.write(EngineTask(**{**asdict(task), "report_fd": write_fd}).to_json() + "\n")
-            process.stdin.flush()
-            yield _Engine(process, report, log, note)
-            process.stdin.close()
-            process.wait(60)
-        finally:
-            _end(process)
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    """The engine has processes of its own: end the whole group, whatever happened."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
-def _cause(log: Path) -> str:
-    """The line of the engine's log that says why: our own errors first, else the last error."""
-    lines = log.read_text(errors="replace").splitlines()
-    ours = re.compile(
-        r"(meshfusion\.jbof\.errors\.\w+|\b(?:Unsupported|Config|Format|PoolBusy|Media|Service)\w*Error): "
-    )
-    for i, line in enumerate(lines):
-        found = ours.search(line)
-        if found:
-            rest = [re.sub(r"^.*?\] ", "", more) for more in lines[i + 1 : i + 12]]
-            told = [line[found.end() :]]
-            for more in rest:
-                told.append(more)
-                if "next step:" in more:
-                    break
-            return "\n".join(told)
-    errors = [line for line in lines if "Error" in line]
-    return errors[-1] if errors else (lines[-1] if lines else "it said nothing")
-
-
-def _wait_for_saves(pool: Path, prompt_tokens: int, note: Callable[[str], None]) -> int:
-    """Until every whole chunk of the prompt is committed: the index shows only what is durable. Returns bytes."""
-    from meshfusion.dpu.pool_inspect import open_for_reading
-
-    deadline_s = time.monotonic() + SAVE_DEADLINE_S
-    with open_for_reading(pool) as (_, _, index):
-        while time.monotonic() < deadline_s:
-            count = index.chunk_count()
-            first = index.chunks_after(b"", 1)
-            if first and count >= prompt_tokens // first[0].token_count:
-                return index.scan().payload_bytes
-            note(f"{count} chunks in the pool so far")
-            time.sleep(0.1)
-    raise ServiceError(
-        f"the pool got only part of the prompt within {SAVE_DEADLINE_S:.0f} s",
-        next_step=f"read {CACHE / 'quickstart' / 'cold.log'}",
     )
 
 

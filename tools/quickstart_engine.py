@@ -19,14 +19,17 @@ WARM_UP_TOKENS = 64
 
 @dataclass(frozen=True, slots=True)
 class EngineTask:
-    """``token_ids``: the prompt. ``answer_tokens``: how many to generate, greedily. ``report_fd``: where to report."""
+    """``token_ids``: the prompt. ``answer_tokens``: how many to generate, greedily. ``report_fd``: where to report.
+
+    ``kv_transfer_config``: None for an engine without any connector.
+    """
 
     model: str
     token_ids: tuple[int, ...]
     answer_tokens: int
     max_model_len: int
     kv_cache_gib: int
-    kv_transfer_config: dict[str, Any]
+    kv_transfer_config: dict[str, Any] | None
     report_fd: int
 
     def to_json(self) -> str:

@@ -184,7 +184,8 @@ def match_request_from_pb(m: pb.MatchRequest) -> t.MatchRequest:
     check_count("keys", m.keys, MAX_KEYS_PER_MATCH)
     return t.MatchRequest(
         holder_id=check_id("holder_id", m.holder_id),
-        request_id=check_id("request_id", m.request_id, allow_empty=True),
+        # The engine's, and through it its user's: not ours to keep short.
+        request_id=check_text("request_id", m.request_id),
         group=m.group,
         chunk_tokens=check_int("chunk_tokens", m.chunk_tokens, 1, MAX_UINT32),
         keys=tuple(check_key("keys", key) for key in m.keys),

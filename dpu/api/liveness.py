@@ -14,8 +14,14 @@ from meshfusion.jbof.errors import MediaError
 
 
 def create_liveness(path: Path) -> None:
-    """Called by the service when it admits a holder."""
-    path.touch(mode=0o600, exist_ok=True)
+    """Called by the service when it admits a holder. Raises :class:`MediaError`."""
+    try:
+        path.touch(mode=0o600, exist_ok=True)
+    except OSError as error:
+        raise MediaError(
+            f"the liveness file {path} cannot be made: {error}",
+            next_step="check the pool directory: space, permissions",
+        ) from error
 
 
 def hold_liveness(path: Path) -> int:
@@ -37,6 +43,12 @@ def hold_liveness(path: Path) -> int:
     except BlockingIOError:
         os.close(descriptor)
         raise _fenced(path) from None
+    except OSError as error:
+        os.close(descriptor)
+        raise MediaError(
+            f"the liveness file {path} cannot be locked: {error}",
+            next_step="put the pool directory on a local filesystem that supports flock",
+        ) from error
     if os.fstat(descriptor).st_nlink == 0:
         os.close(descriptor)
         raise _fenced(path)
@@ -44,16 +56,21 @@ def hold_liveness(path: Path) -> int:
 
 
 def take_liveness_away(path: Path) -> bool:
-    """Called by the service: True when every process of this holder is gone; then its file is removed."""
+    """Called by the service: True when every process of this holder is gone; then its file is removed.
+
+    False also when that cannot be found out or the file cannot be removed. One caller at a time.
+    """
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
         return True
+    except OSError:
+        return False
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         path.unlink(missing_ok=True)
         return True
-    except BlockingIOError:
+    except OSError:  # BlockingIOError: a process holds it
         return False
     finally:
         os.close(descriptor)

@@ -14,7 +14,7 @@ from google.protobuf.message_factory import GetMessageClass
 from meshfusion.dpu.api import codec, codec_status, codec_writes
 from meshfusion.dpu.api.address import UnixAddress, parse_address
 from meshfusion.dpu.api.error_codec import encode_error
-from meshfusion.dpu.api.limits import MAX_MESSAGE_BYTES, check_key, malformed
+from meshfusion.dpu.api.limits import MAX_MESSAGE_BYTES, check_id, check_key, malformed
 from meshfusion.dpu.api.listen import bind
 from meshfusion.dpu.api.types import AbortRequest, ChunkService, DetachRequest, ReleaseRequest
 from meshfusion.dpu.api.v1 import chunk_pb2 as pb
@@ -26,6 +26,9 @@ SERVICE_NAME = "meshfusion.v1.ChunkService"
 # For callers that name no deadline (other gRPC tools), and the most that anyone gets (rule 8).
 DEFAULT_DEADLINE_S = 10.0
 MAX_DEADLINE_S = 60.0
+# An answer that grants something and has less time left than this counts as not arriving, and is taken back: what a
+# caller never learns of, it cannot give back.
+ARRIVAL_MARGIN_S = 0.001
 
 # (request, seconds left) -> reply
 Call = Callable[[Any, float], Message]
@@ -52,10 +55,10 @@ def serve(
 ) -> RunningServer:
     """Start serving ``service`` at ``listen`` (``unix:///path`` or ``host:port``) and return at once.
 
-    Writers' calls wait for the index to be synced, so there are more threads than could be busy: a lookup must find
-    a free one. More than ``max_concurrent_calls`` are refused with RESOURCE_EXHAUSTED. ``service`` must allow calls from
-    several threads; it is not closed by the server. Raises :class:`~meshfusion.jbof.errors.ConfigError` when
-    the address cannot be listened on.
+    Writers' calls wait for the index to be synced, so there are more threads than could compute at once: a lookup
+    must find a free one. More than ``max_concurrent_calls`` are refused with RESOURCE_EXHAUSTED. ``service`` must
+    allow calls from several threads; it is not closed by the server. Raises
+    :class:`~meshfusion.jbof.errors.ConfigError` when the address cannot be listened on.
     """
     executor = ThreadPoolExecutor(thread_count, thread_name_prefix="chunk-service")
     server = grpc.server(
@@ -106,7 +109,7 @@ def _calls(service: ChunkService) -> dict[str, Call]:
         return pb.AbortReply()
 
     def detach(m: pb.DetachRequest, d: float) -> Message:
-        s.detach(DetachRequest(m.holder_id), deadline_s=d)
+        s.detach(DetachRequest(check_id("holder_id", m.holder_id)), deadline_s=d)
         return pb.DetachReply()
 
     def get_chunk(m: pb.GetChunkRequest, d: float) -> Message:
@@ -150,6 +153,15 @@ def _undo_reserve(service: ChunkService) -> Undo:
     return undo
 
 
+def _will_arrive(context: grpc.ServicerContext) -> bool:
+    remaining_s = context.time_remaining()
+    return context.is_active() and (remaining_s is None or remaining_s > ARRIVAL_MARGIN_S)
+
+
+def _too_late(name: str) -> ServiceUnavailableError:
+    return ServiceUnavailableError(f"{name} ran into its deadline", next_step="Look at the service's load.")
+
+
 def _handler(
     name: str, request_class: type[Message], call: Call, undo: Undo | None
 ) -> Callable[[bytes, grpc.ServicerContext], bytes]:
@@ -157,19 +169,19 @@ def _handler(
         remaining_s = context.time_remaining()
         deadline_s = DEFAULT_DEADLINE_S if remaining_s is None else min(remaining_s, MAX_DEADLINE_S)
         if deadline_s <= 0:
-            raise ServiceUnavailableError(
-                f"{name} waited past its deadline before it was begun", next_step="Look at the service's load."
-            )
+            raise _too_late(name)
         try:
             request = request_class.FromString(raw)
         except DecodeError as e:
             raise malformed(f"the request of {name}", f"cannot be parsed ({e})") from e
         reply = call(request, deadline_s)
         data = reply.SerializeToString()
-        undeliverable = len(data) > MAX_MESSAGE_BYTES
-        if undo is not None and (undeliverable or not context.is_active()):
+        too_large = len(data) > MAX_MESSAGE_BYTES
+        if undo is not None and (too_large or not _will_arrive(context)):
             undo(request, reply)
-        if undeliverable:
+            if not too_large:
+                raise _too_late(name)
+        if too_large:
             raise ServiceError(
                 f"the answer to {name} has {len(data)} bytes, more than {MAX_MESSAGE_BYTES}",
                 next_step="Ask for fewer keys or items in one call.",

@@ -6,7 +6,7 @@ lapsed lease costs a recompute, never a wrong token.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from meshfusion.jbof.segments import SegmentTable
@@ -35,6 +35,9 @@ class LeaseTable:
 
     def __len__(self) -> int:
         return len(self._leases)
+
+    def __iter__(self) -> Iterator[Lease]:
+        return iter(tuple(self._leases.values()))
 
     def count_of(self, holder_id: str) -> int:
         return sum(lease.holder_id == holder_id for lease in self._leases.values())

@@ -43,7 +43,8 @@ NAMESPACE = 1  # one namespace so far; extents carry it so that more can come
 @dataclass(frozen=True, slots=True)
 class StoreOptions:
     """``lease_ttl_s``/``grant_ttl_s``: without renewal; ``holder_silence_s``: then its liveness lock is probed;
-    ``max_pinned_fraction``: of the capacity, by leases; ``quarantine_max_fraction``: of the segments; above it, saves stop."""
+    ``max_pinned_fraction``: of the capacity, by leases; ``quarantine_max_fraction``: of the segments, above it saves
+    stop."""
 
     lease_ttl_s: float = 30.0
     grant_ttl_s: float = 60.0
@@ -147,10 +148,13 @@ class Store:
 
     def detach(self, now_s: float, request: api.DetachRequest) -> Step[None]:
         """The holder leaves and promises that no write is outstanding."""
-        if request.holder_id not in self._holders:
+        if request.holder_id not in self._holders or request.holder_id in self._fenced:
             return Step(None)
         self._forget_holder(request.holder_id)
         return self._step(None, (DeleteHolder(request.holder_id),), _Pending())
+
+    def knows(self, holder_id: str) -> bool:
+        return holder_id in self._holders
 
     def heartbeat(self, now_s: float, request: api.HeartbeatRequest) -> api.HeartbeatReply:
         self._holder(now_s, request.holder_id, request.epoch)
@@ -300,8 +304,8 @@ class Store:
             self.counters["committed_chunks"] += 1
             self.counters["committed_bytes"] += sum(shard.payload_bytes for shard in chunk.shards)
         for holder_id in pending.admitted:
-            if holder_id in self._holders:
-                self._holders[holder_id].admission = 0
+            if (holder := self._holders.get(holder_id)) is not None and holder.admission == ticket:
+                holder.admission = 0
         for holder_id in pending.fenced:
             self._forget_holder(holder_id)
             self.counters["holders_fenced"] += 1
@@ -322,7 +326,8 @@ class Store:
             if grant.state is GrantState.COMMITTING:
                 self.grants.resolve(grant)
         for holder_id in pending.admitted:
-            self._forget_holder(holder_id)
+            if (holder := self._holders.get(holder_id)) is not None and holder.admission == ticket:
+                self._forget_holder(holder_id)
         for holder_id in pending.fenced:
             if holder_id in self._holders:
                 self._holders[holder_id].fencing = False  # it stays refused, and is probed and fenced again

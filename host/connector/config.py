@@ -7,28 +7,33 @@ from __future__ import annotations
 
 import difflib
 import enum
-import re
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from meshfusion.dpu.api.address import parse_address
 from meshfusion.jbof.errors import ConfigError
+from meshfusion.jbof.sizes import parse_size_bytes
 
-_SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB|TiB)?\s*$", re.IGNORECASE)
-_UNIT_BYTES = {"b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
+_EXACTLY_ONE = "give exactly one of `pool: {path: /dir}` (embedded) and `service: unix:///path` (shared service)"
 
 
-def _size_bytes(value: Any) -> Any:
-    if isinstance(value, str):
-        found = _SIZE.match(value)
-        if not found:
-            raise ValueError("must be a size such as 4GiB, 512MiB or a number of bytes")
-        return int(float(found[1]) * _UNIT_BYTES[(found[2] or "B").lower()])
+def _pool_path(value: Any) -> Any:
+    if not isinstance(value, str | Path) or not str(value) or "\0" in str(value):
+        raise ValueError("must be the path of a directory")
+    return Path(value)
+
+
+def _service_address(value: str) -> str:
+    try:
+        parse_address(value)
+    except ConfigError as error:
+        raise ValueError(f"{error.message}. {error.next_step}") from error
     return value
 
 
-SizeBytes = Annotated[int, BeforeValidator(_size_bytes)]
+SizeBytes = Annotated[int, BeforeValidator(parse_size_bytes)]
 
 
 class OnUnsupported(enum.Enum):
@@ -39,13 +44,14 @@ class OnUnsupported(enum.Enum):
 
 
 class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=False)
+    # Strict: "yes" is no bool and true is no size, so that a slip shows instead of being guessed at.
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class EmbeddedPool(_Model):
     """A pool inside the engine process. Made when it does not exist."""
 
-    path: Path = Field(description="directory of the pool")
+    path: Annotated[Path, BeforeValidator(_pool_path)] = Field(description="directory of the pool")
     size: SizeBytes = Field(default=4 << 30, ge=32 << 20, description="bytes on disk when it is made; default 4GiB")
     segment_size: SizeBytes = Field(default=64 << 20, ge=1 << 20, description="bytes of a segment; default 64MiB")
 
@@ -54,9 +60,11 @@ class ConnectorConfig(_Model):
     """Exactly one of ``pool`` (embedded) and ``service`` (a running meshfusion service)."""
 
     pool: EmbeddedPool | None = Field(default=None, description="embedded pool")
-    service: str | None = Field(default=None, description="address of the service: unix:///path or host:port")
+    service: Annotated[str, AfterValidator(_service_address)] | None = Field(
+        default=None, description="address of the service: unix:///path or host:port"
+    )
     on_unsupported: OnUnsupported = Field(
-        default=OnUnsupported.REFUSE, description="refuse to start, or serve_without_cache, loudly"
+        default=OnUnsupported.REFUSE, strict=False, description="refuse to start, or serve_without_cache, loudly"
     )
     weights_id: str | None = Field(
         default=None, description="a name you vouch for in place of the weights digest (dummy or remote weights)"
@@ -82,9 +90,7 @@ class ConnectorConfig(_Model):
     @model_validator(mode="after")
     def _one_pool(self) -> ConnectorConfig:
         if (self.pool is None) == (self.service is None):
-            raise ValueError(
-                "give exactly one of `pool: {path: /dir}` (embedded) and `service: unix:///path` (shared service)"
-            )
+            raise ValueError(_EXACTLY_ONE)
         return self
 
 
@@ -98,14 +104,19 @@ def parse_connector_config(extra_config: Any) -> ConnectorConfig:
     try:
         return ConnectorConfig.model_validate(extra_config)
     except ValidationError as error:
-        lines = [_explain(problem) for problem in error.errors()]
+        problems = error.errors()
+        lines = [_explain(problem, extra_config) for problem in problems]
+        # The model's own check runs only once every field is right; all problems are to be told at once.
+        is_told = any(not problem["loc"] for problem in problems)
+        if not is_told and (extra_config.get("pool") is None) == (extra_config.get("service") is None):
+            lines.append(f"(top level): {_EXACTLY_ONE}")
         raise ConfigError(
             "kv_connector_extra_config cannot be used:\n" + "\n".join(f"  - {line}" for line in lines),
             next_step="correct these fields; `mfctl config check --connector FILE` tries a configuration",
         ) from None
 
 
-def _explain(problem: Any) -> str:
+def _explain(problem: Any, extra_config: dict[str, Any]) -> str:
     path = [str(part) for part in problem["loc"]]
     name = ".".join(path) or "(top level)"
     if problem["type"] == "extra_forbidden":
@@ -114,5 +125,15 @@ def _explain(problem: Any) -> str:
         hint = f"did you mean {near[0]!r}?" if near else "known keys: " + ", ".join(model.model_fields)
         return f"{name}: unknown key; {hint}"
     message = problem["msg"].removeprefix("Value error, ")
-    value = "" if problem["type"] == "missing" or not path else f" (got {problem['input']!r})"
+    value = "" if problem["type"] == "missing" or not path else f" (got {_given(problem, extra_config)!r})"
     return f"{name}: {message}{value}"
+
+
+def _given(problem: Any, extra_config: dict[str, Any]) -> Any:
+    """The value as the user wrote it: a size is turned into a number before it is judged."""
+    value: Any = extra_config
+    for part in problem["loc"]:
+        if not isinstance(value, dict) or part not in value:
+            return problem["input"]
+        value = value[part]
+    return value

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 from meshfusion.host.kv.identity import installed_engine_version
 from meshfusion.host.kv.layout import layer_specs
+from meshfusion.host.kv.versions import SUPPORTED_MINORS
 from meshfusion.jbof.errors import UnsupportedError
 
-SUPPORTED_MINORS = ("0.30", "0.31", "0.32")
 HASH_ALGORITHMS = ("sha256", "sha256_cbor")  # the others are not collision resistant
 # Values whose bytes in the page are the whole state, but for per-tensor scales, which the identity records.
 CACHE_DTYPES = ("auto", "float16", "bfloat16", "float32", "fp8", "fp8_e4m3", "fp8_e5m2")

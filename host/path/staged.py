@@ -194,6 +194,8 @@ class StagedPath:
             for i in range(load_threads)
         ]
         self._threads.append(threading.Thread(target=self._save_loop, name="meshfusion-save", daemon=True))
+        self._threads_left = len(self._threads)
+        self._ending = threading.Lock()
         for thread in self._threads:
             thread.start()
 
@@ -229,6 +231,7 @@ class StagedPath:
                 self._load_span(span, staging)
         finally:
             staging.close()
+            self._thread_ends()
 
     def _load_span(self, span: _Span, staging: AlignedBuffer) -> None:
         job = span.job
@@ -282,9 +285,13 @@ class StagedPath:
         return taken
 
     def _save_loop(self) -> None:
-        while (batch := self._writes.get()) is not None:
-            for result in self._save_batch(batch):
-                self._written.put(result)
+        try:
+            while (batch := self._writes.get()) is not None:
+                for result in self._save_batch(batch):
+                    self._written.put(result)
+        finally:
+            self._write_staging.close()
+            self._thread_ends()
 
     def _save_batch(self, batch: tuple[ShardWrite, ...]) -> list[ShardWritten]:
         results = []
@@ -335,9 +342,9 @@ class StagedPath:
     # ---- closing -------------------------------------------------------------------------------------------------
 
     def close(self, *, deadline_s: float = 5.0) -> bool:
-        """Stop the threads. True when all of them ended: then no transfer is in flight any more and ``data`` is closed.
+        """Stop the threads. True when all of them ended: no transfer is in flight any more, and ``data`` is closed.
 
-        False leaves it open, since a descriptor must not be reused under a transfer.
+        Otherwise the last thread closes it when its transfer returns: a descriptor must not be reused under one.
         """
         self._closing.set()
         self._writes.put(None)
@@ -346,7 +353,10 @@ class StagedPath:
         end_s = time.monotonic() + deadline_s
         for thread in self._threads:
             thread.join(max(0.0, end_s - time.monotonic()))
-        if any(thread.is_alive() for thread in self._threads):
-            return False
-        self._data.close()
-        return True
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def _thread_ends(self) -> None:
+        with self._ending:
+            self._threads_left -= 1
+            if self._threads_left == 0:
+                self._data.close()

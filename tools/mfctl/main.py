@@ -5,6 +5,7 @@ Commands import what they need inside themselves, so that ``mfctl --help`` does 
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -49,6 +50,8 @@ def end_with_exit_code(
     run_command: Callable[..., Any], args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any
 ) -> NoReturn:
     """Run a click command; report what it raises in the format that was asked for, and exit."""
+    # gRPC's library would print its own account of a failure beside ours.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     arguments = sys.argv[1:] if args is None else list(args)
     as_json = wants_json(arguments)
     extra["standalone_mode"] = False

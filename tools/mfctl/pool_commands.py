@@ -22,7 +22,7 @@ from meshfusion.tools.mfctl.sources import read_status, source_options
 
 
 def _size(ctx: click.Context, param: click.Parameter, value: str) -> int:
-    from meshfusion.dpu.sizes import parse_size_bytes
+    from meshfusion.jbof.sizes import parse_size_bytes
 
     try:
         return parse_size_bytes(value)

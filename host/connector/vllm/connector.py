@@ -189,7 +189,6 @@ class MeshFusionConnector(KVConnectorBase_V1, SupportsHMA):
             identity=facts.identity,
             engine_version=installed_engine_version(),
             chunk_tokens=facts.block_tokens * facts.blocks_per_chunk,
-            lookup_deadline_s=self.config.lookup_deadline_ms / 1000,
         )
         attachment = self._client.start()
         self._scheduler = SchedulerSide(

@@ -295,9 +295,9 @@ class SchedulerSide:
                 self._client.drop(unit.key, unit.shard.extent, failure.reason)
         if report.failures:
             first_block = min(load.units[failure.index].block_index for failure in report.failures)
-            self._saves.save_again_from(report.request_id, first_block // self._blocks_per_chunk)
             request = self._requests.get(report.request_id)
-            if request is not None:
+            if request is not None:  # else it was aborted while it was being loaded
+                self._saves.save_again_from(report.request_id, first_block // self._blocks_per_chunk)
                 hashes = self._chunk_hashes(request)[first_block // self._blocks_per_chunk :]
                 self._saves.not_stored(hashes, _adapter_id(request))
         else:
@@ -335,6 +335,7 @@ class SchedulerSide:
         self._pinned[save.save_id] = pinned
         return ReserveWish(
             save_id=save.save_id,
+            identity=self._identity,
             key_of=lambda: key_of(save.position_tokens, save.block_hash),
             position_tokens=save.position_tokens,
             token_count=self._chunk_tokens,

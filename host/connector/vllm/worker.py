@@ -61,6 +61,7 @@ class WorkerSide:
         self._config = config
         self._is_digest_right = is_digest_right
         self._attachment: Attachment | None = None
+        self._told_holder_id = ""
         self._refused_holder_id = ""  # an attachment that this worker could not take up
         self._liveness: int | None = None
         self._path: StagedPath | None = None
@@ -169,9 +170,11 @@ class WorkerSide:
             written = self._path.take_written()
             self._writing -= len(written)
             self._written += written
-        ready = self._attachment.holder_id if self._attachment else ""
+        ready = self._holder_id()
+        if not self._written and not self._reports and ready == self._told_holder_id:
+            return None
         report = StepReport(ready, tuple(self._written), tuple(self._reports))
-        self._written, self._reports = [], []
+        self._written, self._reports, self._told_holder_id = [], [], ready
         return report
 
     def shutdown(self) -> None:

@@ -52,8 +52,7 @@ def start() -> Iterator[Start]:
     processes: list[subprocess.Popen[str]] = []
 
     def start(config: Path, *arguments: str) -> subprocess.Popen[str]:
-        code = "from meshfusion.tools.mfctl.daemon import _StopSignal
-from meshfusion.tools.mfctl.main import service_main; service_main()"
+        code = "from meshfusion.tools.mfctl.main import service_main; service_main()"
         process = subprocess.Popen(
             [sys.executable, "-c", code, "--config", str(config), *arguments],
             stdout=subprocess.PIPE,

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from meshfusion.host.kv.support import SUPPORTED_MINORS
 from meshfusion.tools.mfctl import doctor
 from meshfusion.tools.mfctl.doctor import VLLM_API_FILE, Finding, State
 from meshfusion.tools.mfctl.main import mfctl
@@ -46,10 +45,6 @@ def test_vllm_versions(version: str, state: str) -> None:
     finding = doctor.check_vllm_version(f"vllm {version}", version)
     assert finding.state.value == state
     assert bool(finding.remedy) is (state == "fail")
-
-
-def test_the_doctor_accepts_what_the_connector_accepts() -> None:
-    assert doctor.VLLM_MINORS == SUPPORTED_MINORS
 
 
 def test_vllm_connector_names(tmp_path: Path) -> None:

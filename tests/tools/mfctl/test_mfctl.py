@@ -258,6 +258,7 @@ def test_config_check_tells_every_problem(tmp_path: Path) -> None:
 
 GOOD_CONNECTOR = {
     "kv_connector": "MeshFusionConnector",
+    "kv_connector_module_path": "meshfusion.host.connector.vllm",
     "kv_role": "kv_both",
     "kv_load_failure_policy": "recompute",
     "kv_connector_extra_config": {"service": "unix:///run/meshfusion.sock"},
@@ -269,8 +270,12 @@ GOOD_CONNECTOR = {
     [
         ({}, None),
         ({"kv_role": "both"}, "kv_role = 'both'"),
-        ({"kv_connector": None}, "kv_connector is missing"),
-        ({"kv_load_failure_policy": "fail"}, "kv_load_failure_policy = 'fail' must be recompute"),
+        ({"kv_connector": None}, "kv_connector: is not this connector; write MeshFusionConnector"),
+        ({"kv_connector_module_path": "x"}, "write meshfusion.host.connector.vllm"),
+        ({"kv_rloe": "kv_both"}, "kv_rloe = 'kv_both': unknown key; did you mean kv_role?"),
+        ({"kv_connector_extra_config": {"service": "unix:relative"}}, "does not name an absolute socket path"),
+        ({"kv_role": "x", "kv_connector_extra_config": {"servce": "y"}}, "servce"),
+        ({"kv_load_failure_policy": "fail"}, "kv_load_failure_policy = 'fail': must be recompute"),
         ({"kv_connector_extra_config": {"servce": "unix:///x"}}, "servce"),
         ({"kv_connector_extra_config": [1]}, "must be a mapping"),
     ],

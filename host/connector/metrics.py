@@ -1,0 +1,33 @@
+"""What the connector counts. One table: the engine's log line, its Prometheus endpoint and the docs come from it."""
+
+from __future__ import annotations
+
+METRIC_PREFIX = "vllm:meshfusion_"
+
+# Name -> what it counts.
+METRICS: dict[str, str] = {
+    "lookups": "Lookups of a request's chunks in the pool",
+    "lookup_hits": "Lookups answered with at least one chunk",
+    "lookups_timed_out": "Lookups that did not answer within the deadline and counted as a miss",
+    "promises_lost": "Promises whose lease the service no longer knew",
+    "promises_too_old": "Promises given back because the request was not scheduled for too long",
+    "loads_not_worth": "Hits not loaded because recomputing was estimated to be faster",
+    "loads_started": "Loads started",
+    "loads_failed": "Loads of which at least one block failed and was recomputed",
+    "loaded_blocks": "Blocks loaded and proven",
+    "loaded_bytes": "Bytes loaded and proven",
+    "load_us": "Microseconds from the start to the end of loads, added up",
+    "failed_blocks": "Blocks that did not load and were recomputed",
+    "digest_mismatches": "Blocks whose bytes did not match their digest",
+    "saves_asked": "Chunks offered to the pool",
+    "saves_granted": "Chunks for which the pool gave a place",
+    "saves_existing": "Chunks that were stored already",
+    "saves_busy": "Chunks that another writer was storing",
+    "saves_no_space": "Chunks for which the pool had no space",
+    "saves_dropped_queue_full": "Chunks not offered because too many saves were under way",
+    "saves_dropped_service": "Chunks not saved because the service could not be asked",
+    "saves_failed": "Chunks that could not be written",
+    "saved_bytes": "Bytes written to the pool",
+    "chunks_committed": "Chunks made visible to other engines",
+    "commits_refused": "Chunks written but refused by the service (their grant had expired, or the service restarted)",
+}

@@ -1,0 +1,222 @@
+"""One vLLM process under the command of a test: ``python -m tests.e2e.engine_child SOCKET_FD``.
+
+Each line on the socket is a call, ``{"op": ..., "deadline_s": ..., **arguments}``; each is answered by one line,
+``{"value": ...}`` or ``{"error": ..., "kind": ...}``. Every call has a deadline: past it the process prints all its
+stacks and ends. The engine core runs in this process unless VLLM_ENABLE_V1_MULTIPROCESSING says otherwise.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import faulthandler
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.e2e.medium_gate import MediumGate
+
+LOGPROBS = 5
+SETTLE_S = 20.0
+
+
+class Engine:
+    """The operations. Their results are plain JSON."""
+
+    def __init__(self) -> None:
+        self._llm: Any = None
+        self._gate = MediumGate()
+        self._asked: list[tuple[str, int, int | None]] = []
+        self._outputs: dict[str, Any] = {}
+
+    # ---- life ----------------------------------------------------------------------------------------------------
+
+    def start(self, *, options: dict[str, Any]) -> float:
+        """Make the engine; the seconds it took. May be tried again after it refused to start."""
+        from vllm import LLM
+
+        began_s = time.monotonic()
+        try:
+            self._llm = LLM(**options)
+        except BaseException:
+            self._clean_up()
+            raise
+        return time.monotonic() - began_s
+
+    def stop(self) -> None:
+        self._llm.llm_engine.engine_core.shutdown()
+        self._llm = None
+        self._clean_up()
+
+    def _clean_up(self) -> None:
+        from vllm.distributed import cleanup_dist_env_and_memory
+
+        cleanup_dist_env_and_memory()
+
+    # ---- requests ------------------------------------------------------------------------------------------------
+
+    def generate(self, *, prompts: list[list[int]], max_tokens: int, salt: str | None = None) -> list[dict[str, Any]]:
+        """All prompts at once, greedily."""
+        inputs = [_prompt(prompt, salt) for prompt in prompts]
+        outputs = self._llm.generate(inputs, _sampling(max_tokens), use_tqdm=False)
+        return [_answer(output) for output in outputs]
+
+    def add(self, *, request_id: str, prompt: list[int], max_tokens: int) -> None:
+        self._llm.llm_engine.add_request(request_id, _prompt(prompt, None), _sampling(max_tokens))
+
+    def abort(self, *, request_ids: list[str]) -> None:
+        self._llm.llm_engine.abort_request(request_ids)
+
+    def step(self, *, count: int = 1, until: str = "", timeout_s: float = 20.0) -> int:
+        """Step the engine ``count`` times, or until a gauge of the connector is not zero; the number of steps."""
+        steps, end_s = 0, time.monotonic() + timeout_s
+        while (not self.gauges()[until]) if until else steps < count:
+            if time.monotonic() > end_s:
+                raise TimeoutError(f"{until!r} did not rise within {timeout_s} s: {self.gauges()}")
+            self._step()
+            steps += 1
+        return steps
+
+    def finish(self, *, timeout_s: float = 60.0) -> dict[str, dict[str, Any]]:
+        """Step until every added request has ended; the answers of those that were not aborted."""
+        end_s = time.monotonic() + timeout_s
+        while self._llm.llm_engine.has_unfinished_requests():
+            if time.monotonic() > end_s:
+                raise TimeoutError(f"unfinished after {timeout_s} s: {self.gauges()}")
+            self._step()
+        outputs, self._outputs = self._outputs, {}
+        return {name: _answer(output) for name, output in outputs.items()}
+
+    def _step(self) -> None:
+        for output in self._llm.llm_engine.step():
+            if output.finished and output.outputs[0].finish_reason != "abort":
+                self._outputs[output.request_id] = output
+
+    def reset(self, *, connector: bool = False) -> bool:
+        """Empty the engine's own prefix cache, so that the next request can only hit the pool."""
+        return bool(self._llm.reset_prefix_cache(reset_connector=connector))
+
+    # ---- looking in ----------------------------------------------------------------------------------------------
+
+    @property
+    def _scheduler(self) -> Any:
+        return self._llm.llm_engine.engine_core.engine_core.scheduler
+
+    def gauges(self) -> dict[str, int]:
+        side = self._scheduler.connector.scheduler_side
+        return {**side.gauges(), "waiting": len(self._scheduler.waiting), "running": len(self._scheduler.running)}
+
+    def counts(self) -> dict[str, int]:
+        return dict(self._scheduler.connector.scheduler_side.counts())
+
+    def pool_status(self) -> dict[str, Any]:
+        status = self._scheduler.connector._service.status(deadline_s=5.0)
+        return {**dataclasses.asdict(status), "counters": dict(status.counters)}
+
+    def settle(self, *, pool: bool = True, timeout_s: float = SETTLE_S) -> dict[str, Any]:
+        """Step an idle engine until it holds nothing any more, here and in the pool, or say what it still holds."""
+        end_s = time.monotonic() + timeout_s
+        while True:
+            held = {name: value for name, value in self.gauges().items() if value}
+            if not held and pool:
+                status = self.pool_status()
+                held = {name: status[name] for name in ("lease_count", "grant_count", "pinned_bytes") if status[name]}
+            if not held:
+                return {"counts": self.counts(), **({"pool": status} if pool else {})}
+            if time.monotonic() > end_s:
+                raise TimeoutError(f"still held after {timeout_s} s: {held}")
+            self._step()
+            time.sleep(0.005)
+
+    def wait_for(self, *, counter: str, at_least: int, timeout_s: float = SETTLE_S) -> int:
+        """Step until a counter of the connector has risen."""
+        end_s = time.monotonic() + timeout_s
+        while (value := self.counts().get(counter, 0)) < at_least:
+            if time.monotonic() > end_s:
+                raise TimeoutError(f"{counter} is {value} after {timeout_s} s: {self.counts()}")
+            self._step()
+            time.sleep(0.005)
+        return value
+
+    def is_attached(self) -> bool:
+        return self._scheduler.connector._client.attachment is not None
+
+    def free_blocks(self) -> int:
+        return int(self._scheduler.kv_cache_manager.block_pool.get_num_free_blocks())
+
+    # ---- trouble -------------------------------------------------------------------------------------------------
+
+    def medium(self, *, reads: str = "", writes: str = "", delay_s: float = 0.0) -> None:
+        """From now on loads or saves are ``slow``, ``blocked``, ``failing`` or, with "", as they should be."""
+        self._gate.set(reads=reads, writes=writes, delay_s=delay_s)
+
+    def fail_index(self, *, failing: bool) -> None:
+        """From now on the index behaves as on a full filesystem."""
+        self._gate.fail_index(failing)
+
+    def record_questions(self) -> None:
+        """Remember what the scheduler asks the connector and what it is told."""
+        connector = self._scheduler.connector
+        ask = connector.get_num_new_matched_tokens
+
+        def asked(request: Any, local_tokens: int) -> Any:
+            answer = ask(request, local_tokens)
+            self._asked.append((request.request_id, local_tokens, answer[0]))
+            return answer
+
+        connector.get_num_new_matched_tokens = asked
+
+    def questions(self) -> list[tuple[str, int, int | None]]:
+        return self._asked
+
+
+def _prompt(token_ids: list[int], salt: str | None) -> dict[str, Any]:
+    return {"prompt_token_ids": token_ids, **({"cache_salt": salt} if salt else {})}
+
+
+def _sampling(max_tokens: int) -> Any:
+    from vllm import SamplingParams
+
+    return SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True, detokenize=False, logprobs=LOGPROBS)
+
+
+def _answer(output: Any) -> dict[str, Any]:
+    (completion,) = output.outputs
+    logprobs = [{token: entry.logprob for token, entry in at.items()} for at in completion.logprobs]
+    return {"tokens": list(completion.token_ids), "logprobs": logprobs, "cached": output.num_cached_tokens}
+
+
+def _message(error: BaseException) -> str:
+    """The error and what caused it: engines wrap what their parts say."""
+    lines = []
+    cause: BaseException | None = error
+    while cause is not None:
+        lines.append(f"{type(cause).__name__}: {cause}")
+        cause = cause.__cause__ or cause.__context__
+    return "\n".join(lines)
+
+
+def main(descriptor: int) -> None:
+    channel = socket.socket(fileno=descriptor).makefile("rw", buffering=1)
+    engine = Engine()
+    for line in channel:
+        call = json.loads(line)
+        operation: Callable[..., Any] = getattr(engine, call.pop("op"))
+        faulthandler.dump_traceback_later(call.pop("deadline_s"), exit=True)
+        try:
+            reply = {"value": operation(**call)}
+        except Exception as error:
+            reply = {"error": _message(error), "kind": type(error).__name__}
+        faulthandler.cancel_dump_traceback_later()
+        channel.write(json.dumps(reply) + "\n")
+    sys.stdout.flush()
+    os._exit(0)  # what the engine library does at exit is not what is tested
+
+
+if __name__ == "__main__":
+    assert Path.cwd() == Path(__file__).parents[2], "run it from the project's root"
+    main(int(sys.argv[1]))

@@ -1,0 +1,46 @@
+"""Chunk records as a service would offer them, made from numbers."""
+
+from __future__ import annotations
+
+from meshfusion.dpu.api import types as api
+
+UNIT_BYTES = 32_768
+UNIT_LBAS = 8
+
+
+def make_records(
+    count: int,
+    *,
+    block_tokens: int,
+    blocks_per_chunk: int,
+    identity: bytes = b"\x11" * 32,
+    first_number: int = 0,
+) -> tuple[api.ChunkRecord, ...]:
+    """``count`` leading chunks of a request. Chunk ``i`` has number ``first_number + i``: key and digests tell it."""
+    chunk_tokens = block_tokens * blocks_per_chunk
+    return tuple(
+        api.ChunkRecord(
+            key=number_key(first_number + i),
+            identity=identity,
+            tenant="default",
+            group=0,
+            position_tokens=i * chunk_tokens,
+            token_count=chunk_tokens,
+            shards=(_shard(first_number + i, blocks_per_chunk),),
+        )
+        for i in range(count)
+    )
+
+
+def number_key(number: int) -> bytes:
+    return number.to_bytes(32, "big")
+
+
+def unit_digest(number: int, unit: int) -> bytes:
+    return (number * 1000 + unit).to_bytes(8, "little")
+
+
+def _shard(number: int, unit_count: int) -> api.Shard:
+    extent = api.Extent(namespace=1, segment=number, lba=number * 64, lba_count=1 + unit_count * UNIT_LBAS, generation=7)
+    digests = tuple(unit_digest(number, unit) for unit in range(unit_count))
+    return api.Shard(0, extent, 1, UNIT_LBAS, UNIT_BYTES, digests)

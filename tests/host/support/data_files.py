@@ -1,0 +1,71 @@
+"""Media that misbehave on demand, around a real file."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+from meshfusion.jbof.errors import MediaError
+from meshfusion.jbof.media.file import DataFile, DirectMode, create_data_file, open_data_file
+
+
+def open_new_file(path: Path, size_bytes: int = 4 << 20, *, kind: type[DataFile] = DataFile) -> Any:
+    """A new file opened as ``kind`` (a subclass of DataFile)."""
+    create_data_file(path, size_bytes)
+    opened = open_data_file(path, writable=True, direct=DirectMode.AUTO)
+    return kind(
+        opened._fd, path, size_bytes=opened.size_bytes, writable=True, direct=opened.direct, reason=opened.direct_reason
+    )
+
+
+class UnrulyFile(DataFile):
+    """Counts; fails or waits when told to."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.reads: list[tuple[int, int]] = []  # (lba, bytes)
+        self.flush_count = 0
+        self.read_error: Exception | None = None
+        self.write_error: dict[int, Exception] = {}  # by lba
+        self.flush_error: Exception | None = None
+        self.is_closed = False
+        self.may_read = threading.Event()
+        self.may_read.set()
+        self.may_write = threading.Event()
+        self.may_write.set()
+        self.waiting_readers = threading.Semaphore(0)
+        self.waiting_writers = threading.Semaphore(0)
+        self.readers_done = threading.Semaphore(0)
+
+    def read_into(self, lba: int, buffer: Any) -> None:
+        self.reads.append((lba, len(buffer)))
+        self.waiting_readers.release()
+        try:
+            assert self.may_read.wait(30)
+            if self.read_error is not None:
+                raise self.read_error
+            super().read_into(lba, buffer)
+        finally:
+            self.readers_done.release()
+
+    def write_from(self, lba: int, buffer: Any) -> None:
+        self.waiting_writers.release()
+        assert self.may_write.wait(30)
+        if lba in self.write_error:
+            raise self.write_error[lba]
+        super().write_from(lba, buffer)
+
+    def flush(self) -> None:
+        self.flush_count += 1
+        if self.flush_error is not None:
+            raise self.flush_error
+        super().flush()
+
+    def close(self) -> None:
+        self.is_closed = True
+        super().close()
+
+
+def media_error(message: str) -> MediaError:
+    return MediaError(message, next_step="replace the drive")

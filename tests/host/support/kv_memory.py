@@ -1,0 +1,75 @@
+"""An engine's KV memory without an engine: hand-made layouts over a numpy array, with gaps that must stay untouched."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from meshfusion.host.kv.layout import GroupLayout
+
+U8 = npt.NDArray[np.uint8]
+BLOCK_TOKENS = 16
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KvMemory:
+    layout: GroupLayout
+    memory: U8
+    # Independent of the layout's arithmetic: memory offset of every byte of a block's unit, [block_count, unit_bytes].
+    byte_places: npt.NDArray[np.int64]
+
+    def unit(self, block_id: int) -> bytes:
+        return self.memory[self.byte_places[block_id]].tobytes()
+
+    def fill(self, seed: int) -> None:
+        self.memory[:] = np.random.default_rng(seed).integers(0, 256, self.memory.size, dtype=np.uint8)
+
+    def untouched_except(self, before: U8, block_ids: list[int]) -> bool:
+        """Is every byte outside these blocks, gaps included, what it was in ``before``?"""
+        outside = np.ones(self.memory.size, dtype=bool)
+        for block_id in block_ids:
+            outside[self.byte_places[block_id]] = False
+        return bool(np.array_equal(self.memory[outside], before[outside]))
+
+
+def layer_outermost(*, blocks: int = 12, layers: int = 3, page_bytes: int = 1236, gap_bytes: int = 52) -> KvMemory:
+    """Each layer's pages lie together, ``gap_bytes`` of padding behind every page: one run per layer."""
+    stride = page_bytes + gap_bytes
+    starts = [100 + layer * (stride * blocks + 64) for layer in range(layers)]
+    return _build(blocks, layers, page_bytes, starts, stride, page_bytes)
+
+
+def block_outermost(*, blocks: int = 12, layers: int = 3, page_bytes: int = 1236) -> KvMemory:
+    """All layers of a block lie together: one run per block."""
+    starts = [layer * page_bytes for layer in range(layers)]
+    return _build(blocks, layers, page_bytes, starts, layers * page_bytes, layers * page_bytes)
+
+
+def _build(
+    blocks: int, layers: int, page_bytes: int, layer_starts: list[int], block_stride: int, run_bytes: int
+) -> KvMemory:
+    unit_bytes = layers * page_bytes
+    run_starts = layer_starts[: unit_bytes // run_bytes]
+    memory_bytes = max(layer_starts) + block_stride * blocks + 4
+    places = np.array(
+        [
+            [layer_starts[layer] + block * block_stride + i for layer in range(layers) for i in range(page_bytes)]
+            for block in range(blocks)
+        ],
+        dtype=np.int64,
+    )
+    layout = GroupLayout(
+        group=0,
+        block_tokens=BLOCK_TOKENS,
+        block_count=blocks,
+        layer_names=tuple(f"layer.{i}" for i in range(layers)),
+        page_bytes=(page_bytes,) * layers,
+        unit_bytes=unit_bytes,
+        run_bytes=run_bytes,
+        run_starts=np.array(run_starts, dtype=np.int64),
+        run_strides=np.full(len(run_starts), block_stride, dtype=np.int64),
+        memory_bytes=memory_bytes,
+    )
+    return KvMemory(layout, np.zeros(memory_bytes, dtype=np.uint8), places)

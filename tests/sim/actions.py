@@ -1,0 +1,272 @@
+"""What hosts do: each action sends a message; what the service does with it, and what the account makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from meshfusion.dpu.api import types as api
+from meshfusion.jbof.errors import StaleHolderError
+
+from tests.sim import host as hosts
+from tests.sim.host import Host, Work
+from tests.sim.medium import must
+from tests.sim.service import OPTIONS, Service
+from tests.sim.world import Leased, World
+
+REPLY_LOST = 0.03
+
+
+def attach(world: World, host: Host) -> None:
+    if not host.is_attached:  # in a new epoch: only with nothing outstanding may the same incarnation come back
+        if host.in_flight or (host.epoch and world.rng.random() < 0.5):
+            world.retire(host)
+            return
+        host.works.clear()
+    host.asked += 1
+
+    def handle(service: Service) -> None:
+        fenced = host.holder_id in world.index.holders and world.index.holders[host.holder_id].fenced
+        step = service.store.attach(world.now_s, hosts.attach_request(host))
+        must(not fenced, "a fenced incarnation was admitted again", host)
+        _promise(world, host, service)
+        service.submit(step, lambda _: admitted(service), on_failure=lambda: None)
+
+    def admitted(service: Service) -> None:
+        world.locks_taken.discard(host.holder_id)
+        if host.is_alive and not host.is_leaving:
+            host.lock_held = host.is_attached = True
+            host.epoch = service.store.epoch
+
+    world.send(host, handle)
+
+
+def detach(world: World, host: Host) -> None:
+    """It drains, lets go of its lock, and says goodbye."""
+    if host.in_flight:
+        return
+    host.die()
+    world.hosts.append(world.new_host())
+
+    def handle(service: Service) -> None:
+        if service.store.knows(host.holder_id):
+            world.locks_taken.add(host.holder_id)
+            step = service.store.detach(world.now_s, api.DetachRequest(host.holder_id))
+            if step.effects:
+                world.resolve_all_of(host.holder_id)
+            service.submit(step, lambda _: None)
+
+    world.send(host, handle, bound=False)
+
+
+def reserve(world: World, host: Host) -> None:
+    items = tuple(hosts.random_item(world.rng) for _ in range(world.rng.randint(1, 3)))
+    request = api.ReserveRequest(host.holder_id, host.epoch, items)
+
+    def look(service: Service) -> None:
+        stored = service.look_up([item.key for item in items])
+        world.later(host, lambda service: decide(service, stored))
+
+    def decide(service: Service, stored: dict[bytes, api.ChunkRecord]) -> None:
+        step = service.store.reserve(world.now_s, request, stored)
+        expires_s = world.now_s + OPTIONS.grant_ttl_s
+        works = [
+            hosts.make_work(host, item, result, expires_s)
+            for item, result in zip(items, step.reply.results, strict=True)
+            if result.outcome is api.ReserveOutcome.GRANTED
+        ]
+        for result in step.reply.results:
+            world.seen[f"reserve {result.outcome.value}"] += 1
+        grant_ids = tuple(work.grant_id for work in works)
+        undo = api.AbortRequest(host.holder_id, host.epoch, grant_ids)
+        service.submit(step, lambda _: granted(works), on_failure=lambda: service.store.abort(world.now_s, undo))
+
+    def granted(works: list[Work]) -> None:
+        if world.rng.random() < REPLY_LOST or host.is_leaving or not host.is_alive:
+            return  # nobody learns of them: they stay the store's burden until the holder leaves
+        for work in works:
+            world.unresolved[work.grant_id] = (host.holder_id, work)
+            host.works.append(work)
+
+    world.send(host, look)
+
+
+def write(world: World, host: Host) -> None:
+    if works := [work for work in host.works if work.planned]:
+        host.submit_writes(world.rng.choice(works))
+
+
+def commit(world: World, host: Host) -> None:
+    works = [work for work in host.works if work.is_written][:3]
+    if not works:
+        return
+    world.medium.flush()
+    host.works = [work for work in host.works if work not in works]
+    request = api.CommitRequest(host.holder_id, host.epoch, tuple(hosts.commit_item(work) for work in works))
+
+    def handle(service: Service) -> None:
+        step = service.store.commit(world.now_s, request)
+        for work, accepted in zip(works, step.reply.committed, strict=True):
+            must(not accepted or world.now_s < work.expires_s, "a commit was accepted after expiry", work)
+            _resolve(world, work)
+            world.seen["commits accepted" if accepted else "commits refused"] += 1
+        service.submit(step, lambda _: None)
+
+    world.send(host, handle, bound=False)
+
+
+def abort(world: World, host: Host) -> None:
+    works = [work for work in host.works if work.is_written or not work.is_started][:2]
+    host.works = [work for work in host.works if work not in works]
+    request = api.AbortRequest(host.holder_id, host.epoch, tuple(work.grant_id for work in works))
+
+    def handle(service: Service) -> None:
+        service.store.abort(world.now_s, request)
+        for work in works:
+            _resolve(world, work)
+
+    world.send(host, handle, bound=False)
+
+
+def match(world: World, host: Host) -> None:
+    keys = hosts.KEYS[: world.rng.randint(1, len(hosts.KEYS))]
+    request = api.MatchRequest(host.holder_id, "request", 0, hosts.CHUNK_TOKENS, keys)
+
+    def look(service: Service) -> None:
+        found = service.look_up(keys)
+        world.later(host, lambda service: decide(service, found))
+
+    def decide(service: Service, found: dict[bytes, api.ChunkRecord]) -> None:
+        reply = service.store.match(world.now_s, request, found)
+        world.check_offer(host, reply.chunks)
+        world.seen["chunks matched"] += len(reply.chunks)
+        if reply.lease_id:
+            world.leased[reply.lease_id] = Leased(host.holder_id, reply.chunks, world.now_s + OPTIONS.lease_ttl_s)
+            if host.is_attached and world.rng.random() > REPLY_LOST:
+                host.leases[reply.lease_id] = reply.chunks
+
+    world.send(host, look)
+
+
+def read(world: World, host: Host) -> None:
+    for lease_id, chunks in host.leases.items():
+        if lease_id in world.leased:
+            for chunk in chunks:
+                world.check_bytes(chunk)
+                world.seen["chunks read"] += 1
+
+
+def release(world: World, host: Host) -> None:
+    lease_ids = tuple(host.leases)[:2]
+    for lease_id in lease_ids:
+        del host.leases[lease_id]
+
+    def handle(service: Service) -> None:
+        service.store.release(world.now_s, api.ReleaseRequest(host.holder_id, lease_ids))
+        for lease_id in lease_ids:
+            world.leased.pop(lease_id, None)
+
+    world.send(host, handle, bound=False)
+
+
+def drop(world: World, host: Host) -> None:
+    chunks = [chunk for chunks in host.leases.values() for chunk in chunks]
+    if not chunks or world.rng.random() < 0.7:
+        return
+    chunk = world.rng.choice(chunks)
+    request = api.DropRequest(host.holder_id, chunk.key, chunk.shards[0].extent, "its digest did not match")
+
+    def look(service: Service) -> None:
+        found = service.look_up([chunk.key]).get(chunk.key)
+        world.later(host, lambda service: decide(service, found))
+
+    def decide(service: Service, found: api.ChunkRecord | None) -> None:
+        service.submit(service.store.drop(world.now_s, request, found), lambda _: None)
+
+    world.send(host, look)
+
+
+def heartbeat(world: World, host: Host) -> None:
+    lease_ids = tuple(host.leases)
+
+    def handle(service: Service) -> None:
+        request = api.HeartbeatRequest(host.holder_id, host.epoch, lease_ids)
+        lost = service.store.heartbeat(world.now_s, request).lost_lease_ids
+        for lease_id in lease_ids:
+            leased = world.leased.get(lease_id)
+            must(leased is None or lease_id not in lost, "a live lease was lost", lease_id)
+            if leased is not None:
+                renewed_s = world.now_s + OPTIONS.lease_ttl_s
+                world.leased[lease_id] = Leased(leased.holder_id, leased.chunks, renewed_s)
+
+    world.send(host, handle)
+
+
+def fall_silent(world: World, host: Host) -> None:
+    if world.rng.random() < 0.3:
+        host.silent_until_s = world.now_s + world.rng.choice((20.0, 70.0, 300.0))
+        world.seen["silences"] += 1
+
+
+def rise_again(world: World, host: Host) -> None:
+    """A late attach of an incarnation that is gone."""
+
+    def handle(service: Service) -> None:
+        fenced = host.holder_id in world.index.holders and world.index.holders[host.holder_id].fenced
+        try:
+            step = service.store.attach(world.now_s, hosts.attach_request(host))
+        except StaleHolderError:
+            world.seen["fenced refused"] += fenced
+            return
+        must(not fenced, "a fenced incarnation was admitted again", host)
+        _promise(world, host, service)
+        service.submit(step, lambda _: None)
+
+    world.send(host, handle)
+
+
+def _promise(world: World, host: Host, service: Service) -> None:
+    """Who attaches promises that its writes of earlier epochs are over."""
+    for grant_id, (owner, work) in list(world.unresolved.items()):
+        if owner == host.holder_id and work.epoch < service.store.epoch:
+            world.resolve(grant_id)
+
+
+def _resolve(world: World, work: Work) -> None:
+    if world.unresolved.get(work.grant_id, ("", None))[1] is work:
+        world.resolve(work.grant_id)
+
+
+Action = Callable[[World, Host], None]
+
+
+def _choices(host: Host) -> dict[Action, int]:
+    """What an attached host may do now, and how readily."""
+    can_write = any(work.planned for work in host.works)
+    can_commit = any(work.is_written for work in host.works)
+    return {
+        reserve: 20 if len(host.works) < 4 else 1,
+        write: 25 * can_write,
+        commit: 25 * can_commit,
+        abort: 3 * bool(host.works),
+        match: 15,
+        read: 10 * bool(host.leases),
+        release: 6 * bool(host.leases),
+        drop: bool(host.leases),
+        heartbeat: 8,
+        fall_silent: 1,
+        detach: 1,
+        attach: 1,
+    }
+
+
+def act(world: World, host: Host) -> None:
+    if not host.is_alive:
+        if world.rng.random() < 0.2:
+            rise_again(world, host)
+    elif host.is_leaving or world.now_s < host.silent_until_s:
+        return
+    elif host.is_attached:
+        choices = _choices(host)
+        world.rng.choices(list(choices), list(choices.values()))[0](world, host)
+    elif host.asked < 2 or world.rng.random() < 0.05:
+        attach(world, host)

@@ -1,0 +1,143 @@
+"""Run the simulation: ``python -m tests.sim.run --seed 7 --steps 2000``, or many seeds with ``--worlds``."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections import Counter
+from collections.abc import Callable
+
+from meshfusion.dpu.api import types as api
+
+from tests.sim import actions
+from tests.sim import host as hosts
+from tests.sim.medium import Violation, must
+from tests.sim.service import GEOMETRY, OPTIONS, Rules
+from tests.sim.world import World
+
+STEPS = 2000
+
+
+class SimulationFailed(AssertionError):
+    """Names the seed that brings the failure back."""
+
+
+def _lose_power(world: World) -> None:
+    world.crash_service()
+    for host in list(world.hosts):
+        world.kill(host)
+    world.medium.lose_power(world.rng)
+    world.seen["power losses"] += 1
+
+
+def _fail_for_a_while(world: World) -> None:
+    world.failing_until_s = world.now_s + world.rng.choice((0.5, 5.0, 30.0))
+
+
+def _give_up_one(world: World) -> None:
+    if world.service is not None:
+        world.service.give_up_one(world.rng)
+
+
+EVENTS: dict[Callable[[World], None], float] = {
+    lambda world: world.deliver(): 34,
+    lambda world: actions.act(world, world.rng.choice(world.hosts)): 36,
+    lambda world: world.land_write(): 16,
+    lambda world: world.sync(): 16,
+    lambda world: world.pass_time(world.rng.choice((0.01, 0.1, 1.0))): 8,
+    lambda world: world.pass_time(world.rng.choice((5.0, 20.0, 70.0))): 0.4,
+    lambda world: world.probe(): 2,
+    lambda world: world.bury(): 2,
+    _give_up_one: 0.5,
+    lambda world: world.crash_service(): 0.15,
+    lambda world: world.kill(world.rng.choice(world.hosts)): 0.4,
+    _lose_power: 0.05,
+    _fail_for_a_while: 0.1,
+}
+
+
+def step(world: World) -> None:
+    if world.service is None and world.rng.random() < 0.2:
+        world.start_service()
+    world.rng.choices(list(EVENTS), list(EVENTS.values()))[0](world)
+    world.check_counts()
+
+
+def wind_down(world: World) -> None:
+    """Everybody leaves, time passes: nothing may stay pinned, and the whole pool must be writable again."""
+    world.failing_until_s = 0.0
+    world.messages.clear()
+    while any(host.in_flight for host in world.hosts):
+        world.land_write()
+    for host in world.hosts:
+        host.die()
+    if world.service is None:
+        world.start_service()
+    service = world.service
+    assert service is not None
+    for _ in range(3):
+        while service.is_busy:
+            world.sync()
+        world.pass_time(OPTIONS.lease_ttl_s + OPTIONS.grant_ttl_s)
+        world.probe()
+    store = service.store
+    must(len(store.leases) == len(store.grants) == store.leases.pinned_bytes == 0, "something outlived its holder")
+    must(not store.holder_statuses(world.now_s), "a holder stayed", store.holder_statuses(world.now_s))
+    must(not world.unresolved, "the account disagrees", world.unresolved)
+    must(store.saves_stopped_reason(world.now_s) == "", "saves stay stopped")
+    _fill(world)
+    world.check_counts()
+
+
+def _fill(world: World) -> None:
+    host = world.new_host()
+    service = world.service
+    assert service is not None
+    outcomes: list[api.ReserveOutcome] = []
+    service.submit(service.store.attach(world.now_s, hosts.attach_request(host)), lambda _: None)
+    for i in range(GEOMETRY.segment_count + 1):
+        while service.is_busy:
+            world.sync()
+        item = hosts.full_segment_item(b"fill" + bytes([i]) * 28, GEOMETRY.segment_lba_count)
+        request = api.ReserveRequest(host.holder_id, service.store.epoch, (item,))
+        reserved = service.store.reserve(world.now_s, request, {})
+        outcomes.append(reserved.reply.results[0].outcome)
+        service.submit(reserved, lambda _: None)
+    full = [api.ReserveOutcome.GRANTED] * GEOMETRY.segment_count + [api.ReserveOutcome.NO_SPACE]
+    must(outcomes == full, "the pool lost capacity", outcomes)
+
+
+def run(seed: int, steps: int = STEPS, rules: Rules | None = None) -> Counter[str]:
+    """One world from ``seed``. Returns what happened how often; raises :class:`SimulationFailed`."""
+    world = World(seed, rules)
+    done = 0
+    try:
+        for done in range(steps):
+            step(world)
+        wind_down(world)
+    except AssertionError as error:  # a rule of ours, or an assertion of the code itself
+        raise SimulationFailed(
+            f"seed {seed}, step {done}: {error}\nagain: python -m tests.sim.run --seed {seed} --steps {steps}"
+        ) from error
+    return world.seen
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--worlds", type=int, default=1, help="how many seeds, from --seed on")
+    options = parser.parse_args()
+    began_s = time.monotonic()
+    seen: Counter[str] = Counter()
+    for seed in range(options.seed, options.seed + options.worlds):
+        seen += run(seed, options.steps)
+    for name, count in sorted(seen.items()):
+        print(f"{count:>10}  {name}")
+    print(f"{options.worlds * options.steps} steps in {time.monotonic() - began_s:.1f} s")
+
+
+if __name__ == "__main__":
+    main()
+
+__all__ = ["STEPS", "SimulationFailed", "Violation", "run"]

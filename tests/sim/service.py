@@ -1,0 +1,113 @@
+"""The store's surroundings in the simulation: what :class:`meshfusion.dpu.pool.Pool` is in the real service."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from meshfusion.dpu.api import types as api
+from meshfusion.dpu.store.effects import Effect, OpenSegment, PutChunk
+from meshfusion.dpu.store.store import Step, Store, StoreOptions
+from meshfusion.jbof.segments import SegmentGeometry, SegmentTable
+
+from tests.sim.medium import IndexModel
+
+GEOMETRY = SegmentGeometry(lba_bytes=4096, data_start_lba=256, segment_lba_count=12, segment_count=6)
+OPTIONS = StoreOptions(quarantine_max_fraction=0.5)
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What runs; mutants replace parts of it. ``shows_queued``: does the index show what is not durable yet?"""
+
+    store: type[Store] = Store
+    segments: type[SegmentTable] = SegmentTable
+    shows_queued: bool = False
+    forgets_on_open: bool = True
+
+
+@dataclass
+class _Waiting:
+    step: Step[Any]
+    on_reply: Callable[[Any], None]
+    on_failure: Callable[[], None]
+
+
+class Service:
+    """One life of the service, from start to crash."""
+
+    def __init__(self, rules: Rules, index: IndexModel, now_s: float, on_opening: Callable[[int], None]) -> None:
+        self._rules = rules
+        self.index = index
+        self._on_opening = on_opening
+        index.epoch += 1
+        self.store = rules.store(
+            rules.segments(GEOMETRY, index.segments.values()),
+            OPTIONS,
+            epoch=index.epoch,
+            former_holders=tuple(index.holders.values()),
+            now_s=now_s,
+        )
+        self._queue: deque[tuple[int, tuple[Effect, ...]]] = deque()
+        self._settled = 0
+        self._failed: set[int] = set()
+        self._waiting: list[_Waiting] = []
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._queue)
+
+    def look_up(self, keys: Iterable[bytes]) -> dict[bytes, api.ChunkRecord]:
+        found = {key: self.index.chunks[key] for key in keys if key in self.index.chunks}
+        if self._rules.shows_queued:
+            queued = (e.record for _, effects in self._queue for e in effects if isinstance(e, PutChunk))
+            found.update((record.key, record) for record in queued if record.key in keys)
+        return found
+
+    def submit(
+        self, step: Step[Any], on_reply: Callable[[Any], None], on_failure: Callable[[], None] = lambda: None
+    ) -> None:
+        for effect in step.effects:
+            if isinstance(effect, OpenSegment):
+                self._on_opening(effect.record.segment)
+        if step.effects:
+            self._queue.append((step.ticket, step.effects))
+        self._waiting.append(_Waiting(step, on_reply, on_failure))
+        self._answer()
+
+    def sync(self, now_s: float, rng: random.Random, *, failing: bool) -> None:
+        """The next transactions become durable, in order, or one of them fails."""
+        for _ in range(min(len(self._queue), rng.randint(1, 3))):
+            ticket, effects = self._queue.popleft()
+            self._settled = ticket
+            if failing:
+                self._failed.add(ticket)
+                if rng.random() < 0.3:  # an error was reported, yet it reached the medium
+                    self.index.apply(effects)
+                self.store.failed(now_s, ticket, "the medium reported an error")
+            else:
+                self.index.apply(effects)
+                self.store.durable(ticket)
+            self._answer()
+
+    def give_up_one(self, rng: random.Random) -> None:
+        """A caller's deadline passes while it waits."""
+        if self._waiting:
+            self._waiting.pop(rng.randrange(len(self._waiting))).on_failure()
+
+    def crash(self, rng: random.Random) -> None:
+        """Transactions in flight may have made it, in order, or not; no caller gets an answer."""
+        for _ in range(rng.randint(0, len(self._queue))):
+            self.index.apply(self._queue.popleft()[1])
+
+    def _answer(self) -> None:
+        ready = [w for w in self._waiting if max(w.step.ticket, w.step.after) <= self._settled]
+        self._waiting = [w for w in self._waiting if max(w.step.ticket, w.step.after) > self._settled]
+        for waiting in ready:
+            if self._failed.isdisjoint((waiting.step.ticket, waiting.step.after)):
+                waiting.on_reply(waiting.step.reply)
+            else:
+                waiting.on_failure()

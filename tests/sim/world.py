@@ -1,0 +1,239 @@
+"""The store under simulation: hosts, messages, faults, and the rules that must hold after every step.
+
+Everything that happens follows from one seed. The world keeps its own account of who may still write where
+(``unresolved``) and who reads what (``leased``), from the messages alone, and compares the store with it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from meshfusion.dpu.api import types as api
+from meshfusion.jbof.errors import StaleHolderError
+
+from tests.sim import host as hosts
+from tests.sim.host import Host, Work
+from tests.sim.medium import IndexModel, Medium, Token, must
+from tests.sim.service import GEOMETRY, OPTIONS, Rules, Service
+
+HOST_COUNT = 4
+
+
+@dataclass(frozen=True)
+class Message:
+    """On its way to the service. ``life``: the service's life it was meant for, None when any will do."""
+
+    host: Host
+    handle: Callable[[Service], None]
+    life: int | None
+
+
+@dataclass(frozen=True)
+class Leased:
+    holder_id: str
+    chunks: tuple[api.ChunkRecord, ...]
+    expires_s: float
+
+
+class World:
+    def __init__(self, seed: int, rules: Rules | None = None) -> None:
+        self.rng = random.Random(seed)
+        self.rules = rules or Rules()
+        self.now_s = 0.0
+        self.medium = Medium()
+        self.index = IndexModel()
+        self.index.forgets_on_open = self.rules.forgets_on_open
+        self.life = 0
+        self.service: Service | None = None
+        self.failing_until_s = 0.0
+        self.messages: list[Message] = []
+        self.locks_taken: set[str] = set()
+        self.unresolved: dict[str, tuple[str, Work]] = {}  # grant id -> (holder, work): it may still be written
+        self.leased: dict[str, Leased] = {}
+        self.seen: Counter[str] = Counter()
+        self._host_count = 0
+        self.start_service()
+        self.hosts = [self.new_host() for _ in range(HOST_COUNT)]
+
+    # ---- the service's life --------------------------------------------------------------------------------------
+
+    def start_service(self) -> None:
+        self.life += 1
+        self.service = Service(self.rules, self.index, self.now_s, self._on_opening)
+        self.probe()
+
+    def crash_service(self) -> None:
+        if self.service is None:
+            return
+        self.service.crash(self.rng)
+        self.service = None
+        self.leased.clear()  # leases live in memory; a stale read is caught by its digest (rule 4)
+        self.messages = [m for m in self.messages if m.life is None or self.rng.random() < 0.5]
+        self._forget_fenced()
+        for host in self.hosts:
+            host.is_attached = False
+            host.leases.clear()
+            host.asked = 0
+        self.seen["service crashes"] += 1
+
+    def probe(self) -> None:
+        service = self.service
+        if service is None:
+            return
+        for holder_id in service.store.holders_to_probe(self.now_s):
+            owner = next((h for h in self.hosts if h.holder_id == holder_id and h.lock_held), None)
+            if owner is None:
+                self.locks_taken.add(holder_id)
+                service.submit(service.store.liveness_lock_free(self.now_s, holder_id), lambda _: None)
+
+    def sync(self) -> None:
+        if self.service is not None:
+            failing = self.now_s < self.failing_until_s and self.rng.random() < 0.7
+            self.service.sync(self.now_s, self.rng, failing=failing)
+            self._forget_fenced()
+
+    def pass_time(self, seconds: float) -> None:
+        self.now_s += seconds
+        if self.service is not None:
+            self.service.store.tick(self.now_s)
+        for lease_id in [i for i, leased in self.leased.items() if leased.expires_s <= self.now_s]:
+            del self.leased[lease_id]
+
+    # ---- messages ------------------------------------------------------------------------------------------------
+
+    def send(self, host: Host, handle: Callable[[Service], None], *, bound: bool = True) -> None:
+        """``bound``: it cannot outlive the connection to this life of the service."""
+        self.messages.append(Message(host, handle, self.life if bound else None))
+
+    def deliver(self) -> None:
+        if not self.messages:
+            return
+        message = self.messages.pop(self.rng.randrange(len(self.messages)))
+        if self.service is None or (message.life is not None and message.life != self.life):
+            return
+        try:
+            message.handle(self.service)
+        except StaleHolderError:
+            self.seen["refused as stale"] += 1
+            if message.host.is_attached and message.life == self.life:
+                self.retire(message.host)
+
+    def later(self, host: Host, handle: Callable[[Service], None]) -> None:
+        """Steps of other callers may come between reading the index and deciding."""
+        if self.rng.random() < 0.5 and self.service is not None:
+            handle(self.service)
+        else:
+            self.send(host, handle)
+
+    # ---- hosts ---------------------------------------------------------------------------------------------------
+
+    def new_host(self) -> Host:
+        self._host_count += 1
+        return Host(f"worker-{self._host_count}", self.rng.choices(hosts.IDENTITIES, (5, 1))[0])
+
+    def retire(self, host: Host) -> None:
+        """The process goes on as a new incarnation; the old one drains its writes and then lets go of its lock."""
+        host.is_leaving = True
+        host.is_attached = False
+        host.leases.clear()
+        for work in host.works:
+            work.planned.clear()
+        host.works = host.in_flight
+        self.hosts.append(self.new_host())
+
+    def bury(self) -> None:
+        for host in [h for h in self.hosts if h.is_leaving and not h.in_flight]:
+            host.die()
+        self.hosts = [h for h in self.hosts if h.is_alive or self.rng.random() < 0.6]
+
+    def kill(self, host: Host) -> None:
+        if host.is_alive:
+            was_leaving = host.is_leaving
+            host.die()
+            self.seen["host crashes"] += 1
+            if not was_leaving:
+                self.hosts.append(self.new_host())
+
+    def land_write(self) -> None:
+        """Writes land in any order, of silent hosts too, long after their grant expired."""
+        works = [(host, work) for host in self.hosts for work in host.in_flight]
+        if not works:
+            return
+        host, work = self.rng.choice(works)
+        for _ in range(min(len(work.in_flight), self.rng.randint(1, 6))):
+            lba, token = work.in_flight.pop(self.rng.randrange(len(work.in_flight)))
+            must(token.generation == self.index.generation(token.segment), "a write into another generation", token)
+            self.medium.write(lba, token)
+            self.seen["late writes"] += work.expires_s <= self.now_s
+
+    # ---- the account ---------------------------------------------------------------------------------------------
+
+    def resolve(self, grant_id: str) -> None:
+        self.unresolved.pop(grant_id, None)
+
+    def resolve_all_of(self, holder_id: str) -> None:
+        for grant_id in [g for g, (owner, _) in self.unresolved.items() if owner == holder_id]:
+            del self.unresolved[grant_id]
+        for lease_id in [i for i, leased in self.leased.items() if leased.holder_id == holder_id]:
+            del self.leased[lease_id]
+
+    def _forget_fenced(self) -> None:
+        for record in self.index.holders.values():
+            if record.fenced:
+                self.resolve_all_of(record.holder_id)
+
+    def _on_opening(self, segment: int) -> None:
+        """The store decided to open this segment: nobody may write or read there any more."""
+        for owner, work in self.unresolved.values():
+            hit = any(extent.segment == segment for extent in work.extents)
+            must(not hit, "opened under a writer", segment, owner, work)
+        for leased in self.leased.values():
+            hit = any(shard.extent.segment == segment for chunk in leased.chunks for shard in chunk.shards)
+            must(not hit, "opened under a reader", segment, leased)
+        self.seen["openings"] += 1
+        self.seen["reclaims"] += segment in self.index.segments
+
+    def check_offer(self, host: Host, chunks: tuple[api.ChunkRecord, ...]) -> None:
+        """Rule 1 and rule 5: what is offered is durable, complete and what was asked for."""
+        for i, chunk in enumerate(chunks):
+            must(chunk.key == hosts.KEYS[i], "another key was offered", i, chunk)
+            must(chunk.identity == host.identity, "another identity was offered", host, chunk)
+            must(chunk.position_tokens == i * hosts.CHUNK_TOKENS, "another position was offered", i, chunk)
+            for shard in chunk.shards:
+                must((chunk.key, shard.extent) in self.index.was_durable, "offered before it was durable", chunk)
+            self.check_bytes(chunk)
+
+    def check_bytes(self, chunk: api.ChunkRecord) -> None:
+        for shard in chunk.shards:
+            extent = shard.extent
+            for offset in range(extent.lba_count):
+                found = self.medium.durable.get(extent.lba + offset)
+                must(found is not None, "an offered block was never flushed", chunk, offset)
+                assert found is not None
+                wanted = Token(
+                    chunk.key,
+                    chunk.identity,
+                    chunk.position_tokens,
+                    extent.segment,
+                    extent.generation,
+                    found.grant_id,
+                    offset,
+                )
+                must(found == wanted, "an offered block holds something else", found, wanted)
+
+    def check_counts(self) -> None:
+        if self.service is None:
+            return
+        store = self.service.store
+        counts = store.segments.counts()
+        total = counts.free + counts.open + counts.sealed + counts.opening
+        must(total == GEOMETRY.segment_count, "segment counts do not add up", counts)
+        reads: Counter[int] = Counter(s for lease in store.leases for s in lease.segments)
+        writes: Counter[int] = Counter(e.segment for grant in store.grants for e in grant.extents)
+        for segment in range(GEOMETRY.segment_count):
+            pins = store.segments.pins(segment)
+            must(pins == (reads[segment], writes[segment]), "pins do not match", segment, pins, reads, writes)
+        must(store.leases.pinned_bytes <= OPTIONS.max_pinned_fraction * GEOMETRY.capacity_bytes, "pinned over the cap")

@@ -1,0 +1,163 @@
+"""An engine process of ours, seen from outside: started fresh, asked once, ended whole."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from meshfusion.jbof.errors import ServiceError
+from meshfusion.tools.quickstart_engine import EngineTask
+
+ENGINE_DEADLINE_S = 900.0
+SAVE_DEADLINE_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What one engine process reported."""
+
+    start_s: float
+    ttft_s: float
+    cached_tokens: int
+    answer_token_ids: tuple[int, ...]
+    counters: dict[str, float]
+
+
+class EngineProcess:
+    """``pid`` leads a session of its own: the engine's other processes are in it too."""
+
+    def __init__(self, process: subprocess.Popen[str], report: IO[str], log: Path, note: Callable[[str], None]) -> None:
+        self._process = process
+        self._report = report
+        self._log = log
+        self._note = note
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def answer(self) -> Answer:
+        """Wait for the answer. Raises ServiceError, with the cause from the engine's log."""
+        self._note("starting vLLM")
+        ready = self.event("ready")
+        self._note(f"vLLM is up after {ready['start_s']:.0f} s; asking")
+        answered = self.event("answered")
+        return Answer(
+            ready["start_s"],
+            answered["ttft_s"],
+            answered["cached_tokens"],
+            tuple(answered["answer_token_ids"]),
+            answered["counters"],
+        )
+
+    def event(self, name: str) -> dict[str, Any]:
+        """The next report, which must be ``name``."""
+        readable, _, _ = select.select([self._report], [], [], ENGINE_DEADLINE_S)
+        line = self._report.readline() if readable else ""
+        if not line:
+            what = "ended" if readable else f"did not answer within {ENGINE_DEADLINE_S:.0f} s"
+            raise ServiceError(
+                f"the engine process {what}: {_cause(self._log)}", next_step=f"read the whole log: {self._log}"
+            )
+        event: dict[str, Any] = json.loads(line)
+        assert event["event"] == name, event
+        return event
+
+
+@contextmanager
+def engine_process(task: EngineTask, log: Path, note: Callable[[str], None]) -> Iterator[EngineProcess]:
+    """One engine process for ``task``; it lives until the block ends, which then waits for its orderly end."""
+    command = [sys.executable, "-m", "meshfusion.tools.quickstart_engine"]
+    with reporting_process(command, lambda fd: EngineTask(**{**asdict(task), "report_fd": fd}).to_json(), log) as (
+        process,
+        report,
+    ):
+        yield EngineProcess(process, report, log, note)
+
+
+@contextmanager
+def reporting_process(
+    command: list[str],
+    task_of: Callable[[int], str],
+    log: Path,
+    *,
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[tuple[subprocess.Popen[str], IO[str]]]:
+    """``command``, told ``task_of(report_fd)`` on its standard input; its reports come line by line. Ended whole."""
+    read_fd, write_fd = os.pipe()
+    with log.open("w") as log_file:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=log_file,
+            stderr=subprocess.STDOUT,
+            text=True,
+            pass_fds=(write_fd,),
+            start_new_session=True,
+            env={**os.environ, **(environment or {})},
+        )
+    os.close(write_fd)
+    assert process.stdin is not None
+    with os.fdopen(read_fd) as report:
+        try:
+            process.stdin.write(task_of(write_fd) + "\n")
+            process.stdin.flush()
+            yield process, report
+            process.stdin.close()
+            process.wait(60)
+        finally:
+            _end(process)
+
+
+def wait_for_saves(pool: Path, prompt_tokens: int, log: Path, note: Callable[[str], None]) -> int:
+    """Until every whole chunk of the prompt is committed: the index shows only what is durable. Returns bytes."""
+    from meshfusion.dpu.pool_inspect import open_for_reading
+
+    deadline_s = time.monotonic() + SAVE_DEADLINE_S
+    with open_for_reading(pool) as (_, _, index):
+        while time.monotonic() < deadline_s:
+            count = index.chunk_count()
+            first = index.chunks_after(b"", 1)
+            if first and count >= prompt_tokens // first[0].token_count:
+                return index.scan().payload_bytes
+            note(f"{count} chunks in the pool so far")
+            time.sleep(0.1)
+    raise ServiceError(f"the pool got only part of the prompt within {SAVE_DEADLINE_S:.0f} s", next_step=f"read {log}")
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """The engine has processes of its own: end the whole group, whatever happened."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _cause(log: Path) -> str:
+    """The line of the engine's log that says why: our own errors first, else the last error."""
+    lines = log.read_text(errors="replace").splitlines()
+    ours = re.compile(
+        r"(meshfusion\.jbof\.errors\.\w+|\b(?:Unsupported|Config|Format|PoolBusy|Media|Service)\w*Error): "
+    )
+    for i, line in enumerate(lines):
+        found = ours.search(line)
+        if found:
+            rest = [re.sub(r"^.*?\] ", "", more) for more in lines[i + 1 : i + 12]]
+            told = [line[found.end() :]]
+            for more in rest:
+                told.append(more)
+                if "next step:" in more:
+                    break
+            return "\n".join(told)
+    errors = [line for line in lines if "Error" in line]
+    return errors[-1] if errors else (lines[-1] if lines else "it said nothing")
