@@ -9,14 +9,15 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
 import lmdb
 
-from meshfusion.dpu.api.types import ChunkRecord, Extent
+from meshfusion.dpu.api.types import KEY_BYTES, ChunkRecord, Extent
+from meshfusion.dpu.index_errors import RECREATE, index_error
 from meshfusion.dpu.store import records
 from meshfusion.dpu.store.effects import (
     DeleteChunk,
@@ -27,7 +28,7 @@ from meshfusion.dpu.store.effects import (
     PutChunk,
     PutHolder,
 )
-from meshfusion.jbof.errors import FormatError, MediaError
+from meshfusion.jbof.errors import FormatError
 from meshfusion.jbof.segments import SegmentRecord
 
 _POSITION = struct.Struct(">IQ")  # segment, lba: big-endian so that keys sort by position
@@ -51,6 +52,7 @@ class Index:
 
     def __init__(self, env: lmdb.Environment, payload_bytes: int) -> None:
         self._env = env
+        self._path = env.path()
         self.payload_bytes = payload_bytes  # of all committed chunks, kept up by the writer
         self.meta = env.open_db(b"meta", create=False)
         self._chunks = env.open_db(b"chunks", create=False)
@@ -95,7 +97,7 @@ class Index:
         with self._reading(self._segments) as txn, txn.cursor() as cursor:
             found = {bytes(key): records.decode_segment(bytes(value)) for key, value in cursor}
         if any(key != _segment_key(record) for key, record in found.items()):
-            raise FormatError(f"the index {self._env.path()} is damaged: segments are mixed up", next_step=RECREATE)
+            raise FormatError(f"the index {self._path} is damaged: segments are mixed up", next_step=RECREATE)
         return tuple(found.values())
 
     def holder_records(self) -> tuple[HolderRecord, ...]:
@@ -127,15 +129,37 @@ class Index:
                 payload_bytes += sum(shard.payload_bytes for shard in record.shards)
         return IndexTotals(count, payload_bytes, damaged)
 
-    def walk_pages(self) -> None:
-        """Touch every page that is in use, LMDB's own bookkeeping included."""
+    def check_structure(self) -> None:
+        """Touch every page that is in use and every entry's bounds: LMDB trusts them, and would crash over wrong ones.
+
+        Raises :class:`FormatError`. Damage inside an entry is for :meth:`scan`. (LMDB's list of free pages cannot be
+        read from here: damage there is met when it is used.)
+        """
         descriptor = os.open(os.devnull, os.O_WRONLY)
         try:
             self._env.copyfd(descriptor, compact=True)
         except lmdb.Error as error:
-            raise index_error(self._env.path(), error) from error
+            raise index_error(self._path, error) from error
         finally:
             os.close(descriptor)
+        self._check_entries(
+            self._chunks, lambda key, value: len(key) == KEY_BYTES and records.chunk_has_its_length(value)
+        )
+        self._check_entries(self._positions, lambda key, value: len(key) == _POSITION.size and len(value) == KEY_BYTES)
+        self.segment_records()
+        self.holder_records()
+
+    def _check_entries(self, db: Any, is_plausible: Callable[[bytes, bytes], bool]) -> None:
+        count, last_key = 0, b""
+        with self._reading(db) as txn, txn.cursor() as cursor:
+            for key, value in ((bytes(key), bytes(value)) for key, value in cursor):
+                if key <= last_key or not is_plausible(key, value):
+                    raise FormatError(
+                        f"the index {self._path} is damaged: its entries are mixed up", next_step=RECREATE
+                    )
+                count, last_key = count + 1, key
+            if count != txn.stat(db)["entries"]:
+                raise FormatError(f"the index {self._path} is damaged: entries are missing", next_step=RECREATE)
 
     # ---- writing -------------------------------------------------------------------------------------------------
 
@@ -147,22 +171,22 @@ class Index:
                 for effect in effects:
                     added_bytes += self._apply_one(txn, effect)
         except lmdb.Error as error:
-            raise index_error(self._env.path(), error) from error
+            raise index_error(self._path, error) from error
         self.payload_bytes += added_bytes
 
     def next_epoch(self) -> int:
         """Begin a new owner epoch, durably."""
         try:
             with self._env.begin(write=True, db=self.meta) as txn:
-                epoch = _epoch_of(txn, self._env.path()) + 1
+                epoch = _epoch_of(txn, self._path) + 1
                 txn.put(_META_EPOCH, str(epoch).encode())
         except lmdb.Error as error:
-            raise index_error(self._env.path(), error) from error
+            raise index_error(self._path, error) from error
         return epoch
 
     def epoch(self) -> int:
         with self._reading(self.meta) as txn:
-            return _epoch_of(txn, self._env.path())
+            return _epoch_of(txn, self._path)
 
     @contextlib.contextmanager
     def _reading(self, db: Any) -> Iterator[lmdb.Transaction]:
@@ -170,7 +194,7 @@ class Index:
             with self._env.begin(db=db) as txn:
                 yield txn
         except lmdb.Error as error:
-            raise index_error(self._env.path(), error) from error
+            raise index_error(self._path, error) from error
 
     def _apply_one(self, txn: lmdb.Transaction, effect: Effect) -> int:
         """Returns by how much the payload of all committed chunks grows."""
@@ -255,22 +279,6 @@ class Index:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-RECREATE = (
-    "the cached chunks are lost but nothing else is: move the pool directory away and create it anew with "
-    "`mfctl pool create`"
-)
-
-
-def index_error(path: str, error: lmdb.Error) -> FormatError | MediaError:
-    if isinstance(error, lmdb.MapFullError):
-        return MediaError(f"the index {path} is full", next_step="create the pool with larger chunks or more capacity")
-    if isinstance(error, lmdb.DiskError | lmdb.ReadonlyError):
-        return MediaError(f"the index {path} cannot be written: {error}", next_step="check space and permissions there")
-    if "No space left" in str(error):
-        return MediaError(f"the index {path} cannot grow: {error}", next_step="free space on its filesystem")
-    return FormatError(f"the index {path} is damaged: {error}", next_step=RECREATE)
 
 
 def _segment_key(record: SegmentRecord) -> bytes:

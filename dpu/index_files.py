@@ -12,7 +12,8 @@ from pathlib import Path
 
 import lmdb
 
-from meshfusion.dpu.index import META_POOL, META_VERSION, RECREATE, Index, IndexTotals, index_error
+from meshfusion.dpu.index import META_POOL, META_VERSION, Index, IndexTotals
+from meshfusion.dpu.index_errors import RECREATE, index_error
 from meshfusion.dpu.store import records
 from meshfusion.jbof.errors import FormatError, MediaError, MeshFusionError
 
@@ -134,9 +135,7 @@ def _child_error(path: Path, returncode: int, stderr: str) -> FormatError:
 
 def _scan_main(path: str, pool_uuid: str, capacity_bytes: str) -> None:
     with open_index(Path(path), pool_uuid, int(capacity_bytes), readonly=True) as index:
-        index.walk_pages()
-        index.segment_records()
-        index.holder_records()
+        index.check_structure()
         print(json.dumps(dataclasses.asdict(index.scan())))
 
 

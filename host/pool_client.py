@@ -30,6 +30,7 @@ T = TypeVar("T")
 
 SLOW_DEADLINE_S = 10.0
 ATTACH_DEADLINE_S = 10.0
+CLOSE_DEADLINE_S = 2.0
 REATTACH_FIRST_S = 0.2
 REATTACH_MAX_S = 5.0
 
@@ -150,7 +151,7 @@ class PoolClient:
         self._slow.put(None)
         for thread in self._threads:
             if thread.is_alive():
-                thread.join(2.0)
+                thread.join(CLOSE_DEADLINE_S)
         with self._change:
             standing, self._standing = self._standing, None
             descriptors = list(self._liveness.values())
@@ -304,19 +305,30 @@ class PoolClient:
     def _match(
         self, request_id: str, attempt: int, keys_of: Callable[[], tuple[bytes, ...] | None], deadline_s: float
     ) -> None:
-        standing = self._standing
-        left_s = deadline_s - time.monotonic()
-        keys = keys_of() if standing is not None and left_s > 0 else None
-        reply = None
-        if standing is not None and keys:
-            holder_id = standing.attachment.holder_id
-            request = api.MatchRequest(holder_id, request_id, 0, self._chunk_tokens, keys)
-            # A little more than the scheduler waits: a late answer carries a lease that must be given back.
-            reply = self._try("match", holder_id, lambda: self._service.match(request, deadline_s=left_s + 0.25))
-            if reply is not None and reply.lease_id:
-                self._lease_holders[reply.lease_id] = holder_id
-        chunks = self._believable(reply.chunks, keys, standing.identity) if reply and keys and standing else ()
-        self._events.put(Matched(request_id, attempt, reply.lease_id if reply else "", chunks))
+        """Every lookup is answered, whatever happens: somebody waits for it."""
+        answer = None
+        try:
+            standing = self._standing
+            keys = keys_of() if standing is not None and time.monotonic() < deadline_s else None
+            if standing is not None and keys:
+                answer = self._ask_stored(standing, request_id, attempt, keys, deadline_s)
+        except Exception:
+            logger.exception("a lookup failed")
+        self._events.put(answer or Matched(request_id, attempt, "", ()))
+
+    def _ask_stored(
+        self, standing: _Standing, request_id: str, attempt: int, keys: tuple[bytes, ...], deadline_s: float
+    ) -> Matched | None:
+        holder_id = standing.attachment.holder_id
+        request = api.MatchRequest(holder_id, request_id, 0, self._chunk_tokens, keys)
+        # A little more than the scheduler waits: a late answer carries a lease that must be given back.
+        patience_s = max(0.0, deadline_s - time.monotonic()) + 0.25
+        reply = self._try("match", holder_id, lambda: self._service.match(request, deadline_s=patience_s))
+        if reply is None:
+            return None
+        if reply.lease_id:
+            self._lease_holders[reply.lease_id] = holder_id
+        return Matched(request_id, attempt, reply.lease_id, self._believable(reply.chunks, keys, standing.identity))
 
     def _believable(
         self, chunks: tuple[api.ChunkRecord, ...], keys: tuple[bytes, ...], identity: bytes

@@ -25,12 +25,15 @@ SAVE_DEADLINE_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What one engine process reported."""
+    """What one engine process reported. ``again_*``: of the second time it was asked, when it was (else of the first)."""
 
     start_s: float
+    prompt_tokens: int
     ttft_s: float
     cached_tokens: int
-    answer_token_ids: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    again_token_ids: tuple[int, ...]
+    again_logprobs: tuple[float, ...]
     counters: dict[str, float]
 
 
@@ -54,11 +57,14 @@ class EngineProcess:
         self._note(f"vLLM is up after {ready['start_s']:.0f} s; asking")
         answered = self.event("answered")
         return Answer(
-            ready["start_s"],
-            answered["ttft_s"],
-            answered["cached_tokens"],
-            tuple(answered["answer_token_ids"]),
-            answered["counters"],
+            start_s=ready["start_s"],
+            prompt_tokens=answered["prompt_tokens"],
+            ttft_s=answered["ttft_s"],
+            cached_tokens=answered["cached_tokens"],
+            token_ids=tuple(answered["token_ids"]),
+            again_token_ids=tuple(answered["again_token_ids"]),
+            again_logprobs=tuple(answered["again_logprobs"]),
+            counters=answered["counters"],
         )
 
     def event(self, name: str) -> dict[str, Any]:

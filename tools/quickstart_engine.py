@@ -1,4 +1,8 @@
-"""One engine process of the quickstart: start vLLM with the connector, answer the document once, say how it went.
+"""One engine process of the quickstart: start vLLM with the connector, answer the document, say how it went.
+
+The first process answers twice: the second time from its own prefix cache. That is the answer a process that takes its
+KV from the pool must give, token for token: both recompute one token over KV that exists. The cold answer itself need
+not be the same: a prefill of 4,096 tokens and a step of one token round differently, and a near tie may fall either way.
 
 Reads one JSON object (:class:`EngineTask`) from standard input; prints lines of JSON on the descriptor named there:
 ``{"event": "ready"}``, then ``{"event": "answered", ...}``; ends when standard input closes, so that whoever started
@@ -19,8 +23,8 @@ WARM_UP_TOKENS = 64
 
 @dataclass(frozen=True, slots=True)
 class EngineTask:
-    """``token_ids``: the prompt. ``answer_tokens``: how many to generate, greedily. ``report_fd``: where to report.
-
+    """``token_ids``: the prompt, and one token more, used when the prompt would be whole blocks. ``answer_tokens``: how
+    many to generate, greedily. ``ask_again``: a second time, from its own cache. ``report_fd``: where to report.
     ``kv_transfer_config``: None for an engine without any connector.
     """
 
@@ -31,6 +35,7 @@ class EngineTask:
     kv_cache_gib: int
     kv_transfer_config: dict[str, Any] | None
     report_fd: int
+    ask_again: bool = False
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -58,17 +63,29 @@ def main() -> None:
     warm_up = [int(token) for token in reversed(task.token_ids[:WARM_UP_TOKENS])]
     _generate(engine, warm_up, SamplingParams(max_tokens=2, temperature=0, detokenize=False, ignore_eos=True))
     print(json.dumps({"event": "ready", "start_s": time.monotonic() - started_s}), file=report)
-    greedy = SamplingParams(max_tokens=task.answer_tokens, temperature=0, detokenize=False, ignore_eos=True)
-    output = _generate(engine, list(task.token_ids), greedy)
+    greedy = SamplingParams(max_tokens=task.answer_tokens, temperature=0, detokenize=False, ignore_eos=True, logprobs=0)
+    prompt = _prompt(task.token_ids, engine.llm_engine.vllm_config.cache_config.block_size)
+    output = _generate(engine, prompt, greedy)
+    again = _generate(engine, prompt, greedy) if task.ask_again else output
     answer = {
         "event": "answered",
+        "prompt_tokens": len(prompt),
         "ttft_s": output.metrics.first_token_latency,
         "cached_tokens": output.num_cached_tokens,
-        "answer_token_ids": list(output.outputs[0].token_ids),
+        "token_ids": list(output.outputs[0].token_ids),
+        "again_token_ids": list(again.outputs[0].token_ids),
+        "again_logprobs": [next(iter(chosen.values())).logprob for chosen in again.outputs[0].logprobs],
         "counters": _counters(engine),
     }
     print(json.dumps(answer), file=report)
     sys.stdin.read()
+
+
+def _prompt(token_ids: tuple[int, ...], block_tokens: int) -> list[int]:
+    """All but the last token, unless that is whole blocks: an engine's own cache never covers a whole prompt, it would
+    recompute the last block where the pool lets it recompute one token, and the two could not be compared."""
+    length = len(token_ids) - 1
+    return list(token_ids if length % block_tokens == 0 else token_ids[:length])
 
 
 def _generate(engine: Any, token_ids: list[int], sampling: Any) -> Any:

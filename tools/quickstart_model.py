@@ -191,9 +191,20 @@ def _convert(source: Path, folder: Path, progress: Progress) -> None:
     config.dtype = torch.bfloat16
     plain = transformers.LlamaForCausalLM(config)
     plain.load_state_dict(quantised.state_dict())
+    _name_special_tokens(tokenizer, source)
     progress("writing bfloat16 weights and tokenizer")
     plain.to(torch.bfloat16).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+
+
+def _name_special_tokens(tokenizer: Any, source: Path) -> None:
+    """Set the special tokens that the file names: some versions of transformers (5.17) take the first for the last."""
+    from gguf import GGUFReader
+
+    fields = GGUFReader(str(source)).fields
+    for kind, field in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
+        token_id = int(fields[f"tokenizer.ggml.{field}_token_id"].contents())
+        setattr(tokenizer, f"{kind}_token", tokenizer.convert_ids_to_tokens(token_id))
 
 
 _ROUND_TRIP = "It is a truth universally acknowledged, that 12 + 30 = 42 -- naïve?\n\n\tÜber 日本: x==1.\n"
@@ -218,6 +229,7 @@ def _check(folder: Path, source: Path, progress: Progress) -> None:
         ("num_hidden_layers", config["num_hidden_layers"], said["llama.block_count"]),
         ("num_key_value_heads", config["num_key_value_heads"], said["llama.attention.head_count_kv"]),
         ("vocabulary size", len(tokenizer), said["llama.vocab_size"]),
+        ("bos_token_id", tokenizer.bos_token_id, said["tokenizer.ggml.bos_token_id"]),
         ("eos_token_id", tokenizer.eos_token_id, said["tokenizer.ggml.eos_token_id"]),
         ("tokens", tokenizer.convert_ids_to_tokens(list(range(50))), list(said["tokenizer.ggml.tokens"][:50])),
         ("tokenizer round trip", tokenizer.decode(ids), _ROUND_TRIP),

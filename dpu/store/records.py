@@ -55,7 +55,19 @@ def encode_chunk(record: ChunkRecord) -> bytes:
 
 def decode_chunk(value: bytes) -> ChunkRecord:
     """Raises :class:`FormatError` when the value is damaged."""
-    body = _unsealed(value, "chunk")
+    return _parse_chunk(_unsealed(value, "chunk"))
+
+
+def chunk_has_its_length(value: bytes) -> bool:
+    """Is a value, damaged or not, as long as its fields say? If not, the index's own structure is in doubt."""
+    try:
+        _parse_chunk(bytes(value[: -_CRC.size]))
+    except FormatError:
+        return False
+    return True
+
+
+def _parse_chunk(body: bytes) -> ChunkRecord:
     try:
         key, identity, group, position, tokens, tenant_len, shard_count = _CHUNK.unpack_from(body)
         at = _CHUNK.size

@@ -187,12 +187,18 @@ def hash_facts(vllm_config: Any, kv_cache_config: Any) -> dict[str, object]:
     algorithm = vllm_config.cache_config.prefix_caching_hash_algo
     utils = importlib.import_module("vllm.v1.core.kv_cache_utils")
     hashing = importlib.import_module("vllm.utils.hashing")
-    _, hash_block_tokens = utils.resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)
     return {
         "algorithm": algorithm,
-        "block_tokens": hash_block_tokens,
+        "block_tokens": hash_block_tokens(vllm_config, kv_cache_config),
         "seed": utils.resolve_none_hash_seed(hashing.get_hash_fn_by_name(algorithm)),
     }
+
+
+def hash_block_tokens(vllm_config: Any, kv_cache_config: Any) -> int:
+    """Tokens per block hash; a KV block is one or more of them."""
+    utils = importlib.import_module("vllm.v1.core.kv_cache_utils")
+    _, tokens = utils.resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)
+    return int(tokens)
 
 
 def _sha256_hex(value: Any) -> str:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.e2e.medium_gate import MediumGate
+from tests.e2e.privileges import obey_permissions
 
 LOGPROBS = 5
 SETTLE_S = 20.0
@@ -32,30 +33,45 @@ class Engine:
         self._gate = MediumGate()
         self._asked: list[tuple[str, int, int | None]] = []
         self._outputs: dict[str, Any] = {}
+        self._computed_tokens = 0
 
     # ---- life ----------------------------------------------------------------------------------------------------
 
     def start(self, *, options: dict[str, Any]) -> float:
-        """Make the engine; the seconds it took. May be tried again after it refused to start."""
+        """Make the engine; the seconds it took."""
         from vllm import LLM
 
         began_s = time.monotonic()
-        try:
-            self._llm = LLM(**options)
-        except BaseException:
-            self._clean_up()
-            raise
+        self._llm = LLM(**options)
+        if os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING") == "0":
+            self._count_computed_tokens()
         return time.monotonic() - began_s
+
+    def why_not(self, *, options: dict[str, Any], as_user: bool = False) -> str:
+        """Try to start an engine in a fork of this process, which stays without one; the error, "" if it starts."""
+        import vllm.entrypoints.llm  # noqa: F401  (the slow part, once)
+
+        ours, theirs = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.close(ours)
+            try:
+                if as_user:
+                    obey_permissions()
+                self.start(options=options)
+                message = ""
+            except Exception as error:
+                message = _message(error)
+            os.write(theirs, message.encode()[:60_000])
+            os._exit(0)
+        os.close(theirs)
+        with os.fdopen(ours) as pipe:
+            message = pipe.read()
+        os.waitpid(pid, 0)
+        return message
 
     def stop(self) -> None:
         self._llm.llm_engine.engine_core.shutdown()
-        self._llm = None
-        self._clean_up()
-
-    def _clean_up(self) -> None:
-        from vllm.distributed import cleanup_dist_env_and_memory
-
-        cleanup_dist_env_and_memory()
 
     # ---- requests ------------------------------------------------------------------------------------------------
 
@@ -147,6 +163,21 @@ class Engine:
 
     def free_blocks(self) -> int:
         return int(self._scheduler.kv_cache_manager.block_pool.get_num_free_blocks())
+
+    def computed_tokens(self) -> int:
+        """Tokens that went through the model since the last call: what was not loaded, and what was decoded."""
+        computed, self._computed_tokens = self._computed_tokens, 0
+        return computed
+
+    def _count_computed_tokens(self) -> None:
+        schedule = self._scheduler.schedule
+
+        def counted(*arguments: Any, **named: Any) -> Any:
+            output = schedule(*arguments, **named)
+            self._computed_tokens += output.total_num_scheduled_tokens
+            return output
+
+        self._scheduler.schedule = counted
 
     # ---- trouble -------------------------------------------------------------------------------------------------
 

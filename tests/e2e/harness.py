@@ -186,6 +186,12 @@ class EngineProcess:
         )
         return seconds
 
+    def why_not(self, model: Path, connector: dict[str, Any], *, as_user: bool = False, **options: Any) -> str:
+        """Why such an engine does not start; the process stays as it is."""
+        arguments = engine_options(model, connector, **options)
+        reason: str = self.call("why_not", deadline_s=START_S, options=arguments, as_user=as_user)
+        return reason
+
     def generate(self, *prompts: Sequence[int], max_tokens: int = MAX_TOKENS, salt: str | None = None) -> list[Answer]:
         replies = self.call("generate", prompts=[list(prompt) for prompt in prompts], max_tokens=max_tokens, salt=salt)
         return [Answer.from_json(reply) for reply in replies]

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 from meshfusion.dpu.api import types as api
 from meshfusion.jbof.errors import StaleHolderError
-
 from tests.sim import host as hosts
 from tests.sim.host import Host, Work
 from tests.sim.medium import must
@@ -83,6 +82,7 @@ def reserve(world: World, host: Host) -> None:
     def granted(works: list[Work]) -> None:
         if world.rng.random() < REPLY_LOST or host.is_leaving or not host.is_alive:
             return  # nobody learns of them: they stay the store's burden until the holder leaves
+        must(host.holder_id in world.index.holders, "a grant for a holder that a restart would not know", host)
         for work in works:
             world.unresolved[work.grant_id] = (host.holder_id, work)
             host.works.append(work)

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 from meshfusion.dpu.api import types as api
 from meshfusion.jbof.format import shard_lba_count
-
 from tests.sim.medium import Token
 
 UNIT_BYTES = 4096
@@ -18,7 +17,7 @@ IDENTITIES = (b"A" * api.IDENTITY_BYTES, b"B" * api.IDENTITY_BYTES)
 
 @dataclass
 class Work:
-    """A grant as its holder sees it. ``planned``: blocks not yet submitted; ``in_flight``: submitted, landing any time."""
+    """A grant as its holder sees it. ``planned``: blocks not submitted yet; ``in_flight``: landing at any time."""
 
     grant_id: str
     item: api.ReserveItem = field(repr=False)

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable
 
 from meshfusion.dpu.api import types as api
-
 from tests.sim import actions
 from tests.sim import host as hosts
 from tests.sim.medium import Violation, must
@@ -48,18 +47,22 @@ EVENTS: dict[Callable[[World], None], float] = {
     lambda world: world.pass_time(world.rng.choice((5.0, 20.0, 70.0))): 0.4,
     lambda world: world.probe(): 2,
     lambda world: world.bury(): 2,
+}
+FAULTS: dict[Callable[[World], None], float] = {
     _give_up_one: 0.5,
     lambda world: world.crash_service(): 0.15,
     lambda world: world.kill(world.rng.choice(world.hosts)): 0.4,
     _lose_power: 0.05,
     _fail_for_a_while: 0.1,
 }
+CALM, ROUGH = EVENTS, EVENTS | FAULTS
 
 
 def step(world: World) -> None:
     if world.service is None and world.rng.random() < 0.2:
         world.start_service()
-    world.rng.choices(list(EVENTS), list(EVENTS.values()))[0](world)
+    events = CALM if world.is_calm else ROUGH
+    world.rng.choices(list(events), list(events.values()))[0](world)
     world.check_counts()
 
 
@@ -112,8 +115,9 @@ def run(seed: int, steps: int = STEPS, rules: Rules | None = None) -> Counter[st
     world = World(seed, rules)
     done = 0
     try:
-        for done in range(steps):
+        while done < steps:
             step(world)
+            done += 1
         wind_down(world)
     except AssertionError as error:  # a rule of ours, or an assertion of the code itself
         raise SimulationFailed(

@@ -12,7 +12,6 @@ from meshfusion.dpu.api import types as api
 from meshfusion.dpu.store.effects import Effect, OpenSegment, PutChunk
 from meshfusion.dpu.store.store import Step, Store, StoreOptions
 from meshfusion.jbof.segments import SegmentGeometry, SegmentTable
-
 from tests.sim.medium import IndexModel
 
 GEOMETRY = SegmentGeometry(lba_bytes=4096, data_start_lba=256, segment_lba_count=12, segment_count=6)

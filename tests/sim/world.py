@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 from meshfusion.dpu.api import types as api
 from meshfusion.jbof.errors import StaleHolderError
-
 from tests.sim import host as hosts
 from tests.sim.host import Host, Work
 from tests.sim.medium import IndexModel, Medium, Token, must
@@ -29,6 +28,7 @@ class Message:
     host: Host
     handle: Callable[[Service], None]
     life: int | None
+    due_s: float
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,7 @@ class World:
         self.rng = random.Random(seed)
         self.rules = rules or Rules()
         self.now_s = 0.0
+        self.is_calm = False  # no faults for a while, so that the pool fills
         self.medium = Medium()
         self.index = IndexModel()
         self.index.forgets_on_open = self.rules.forgets_on_open
@@ -97,6 +98,8 @@ class World:
 
     def pass_time(self, seconds: float) -> None:
         self.now_s += seconds
+        if self.rng.random() < 0.02:
+            self.is_calm = not self.is_calm
         if self.service is not None:
             self.service.store.tick(self.now_s)
         for lease_id in [i for i, leased in self.leased.items() if leased.expires_s <= self.now_s]:
@@ -106,12 +109,14 @@ class World:
 
     def send(self, host: Host, handle: Callable[[Service], None], *, bound: bool = True) -> None:
         """``bound``: it cannot outlive the connection to this life of the service."""
-        self.messages.append(Message(host, handle, self.life if bound else None))
+        delay_s = self.rng.choice((1.0, 5.0)) if self.rng.random() < 0.1 else 0.0
+        self.messages.append(Message(host, handle, self.life if bound else None, self.now_s + delay_s))
 
     def deliver(self) -> None:
-        if not self.messages:
+        due = [i for i, message in enumerate(self.messages) if message.due_s <= self.now_s]
+        if not due:
             return
-        message = self.messages.pop(self.rng.randrange(len(self.messages)))
+        message = self.messages.pop(self.rng.choice(due))
         if self.service is None or (message.life is not None and message.life != self.life):
             return
         try:
@@ -159,10 +164,10 @@ class World:
 
     def land_write(self) -> None:
         """Writes land in any order, of silent hosts too, long after their grant expired."""
-        works = [(host, work) for host in self.hosts for work in host.in_flight]
+        works = [work for host in self.hosts for work in host.in_flight]
         if not works:
             return
-        host, work = self.rng.choice(works)
+        work = self.rng.choice(works)
         for _ in range(min(len(work.in_flight), self.rng.randint(1, 6))):
             lba, token = work.in_flight.pop(self.rng.randrange(len(work.in_flight)))
             must(token.generation == self.index.generation(token.segment), "a write into another generation", token)

@@ -1,8 +1,9 @@
 """How close do loads come to the medium? Staged loads against a plain O_DIRECT reader of the very same ranges.
 
-Both use the same number of threads, the same ranges and read sizes. The plain reader only reads into aligned buffers;
-a load also copies into KV memory and proves every unit by its digest. Also timed: that copy and digest alone, from
-bytes already in staging, on one thread (``place``).
+Both use the same number of threads, the same ranges and read sizes. The plain reader only reads into aligned buffers,
+once of ordinary pages and once of huge pages (a request to the drive holds so many pieces of memory, and huge pages are
+few pieces); a load also copies into KV memory and proves every unit by its digest. Also timed: that copy and digest
+alone, from bytes already in staging, on one thread (``place``).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import numpy as np
 
 from meshfusion.dpu.api.types import Extent
 from meshfusion.host.kv.layout import GroupLayout
-from meshfusion.host.path.staged import ShardWrite, StagedPath, UnitRead
+from meshfusion.host.path.staged import ShardWrite, ShardWritten, StagedPath, UnitRead
 from meshfusion.jbof.digest import DigestKernels, load_kernels
 from meshfusion.jbof.errors import MediaError
 from meshfusion.jbof.format import (
@@ -140,18 +141,19 @@ def measure_shape(
             report.add(f"{shape.name}, place only, 1 thread", "GB/s", place)
             for count in thread_counts:
                 plain: list[float] = []
+                huge: list[float] = []
                 loads: list[float] = []
                 for index in range(rounds):
-                    plain.append(plain_rate(data, filled, count))
+                    plain.append(plain_rate(data, filled, count, huge_pages=False))
                     loads.append(load_rate(path, filled, layout, kernels, memory, count))
+                    huge.append(plain_rate(data, filled, count, huge_pages=True))
                     progress(
                         f"{shape.name}, {count} thread(s), round {index + 1} of {rounds}: "
-                        f"plain {plain[-1]:.2f} GB/s, load {loads[-1]:.2f} GB/s"
+                        f"plain {plain[-1]:.2f}, with huge pages {huge[-1]:.2f}, load {loads[-1]:.2f} GB/s"
                     )
-                report.compare(
-                    report.add(f"{shape.name}, load, {count} thread(s)", "GB/s", loads),
-                    report.add(f"{shape.name}, plain read, {count} thread(s)", "GB/s", plain),
-                )
+                loaded = report.add(f"{shape.name}, load, {count} thread(s)", "GB/s", loads)
+                report.compare(loaded, report.add(f"{shape.name}, plain, {count} thread(s)", "GB/s", plain))
+                report.compare(loaded, report.add(f"{shape.name}, plain huge, {count} thread(s)", "GB/s", huge))
     finally:
         path.unlink()
 
@@ -173,7 +175,7 @@ def fill(
         writes.append(ShardWrite(chunk, extent, _header(shape, extent), block_ids))
     with staged_path(path, layout, kernels, memory, threads=1, write_bytes=chunk_lbas * LBA_BYTES) as staged:
         staged.save(writes)
-        written = {}
+        written: dict[int, ShardWritten] = {}
         while len(written) < len(writes):
             for result in staged.take_written():
                 written[result.save_id] = result
@@ -182,13 +184,11 @@ def fill(
     ranges: list[tuple[int, int]] = []
     units_per_read = max(1, READ_BYTES // LBA_BYTES // unit_lbas)
     for write in writes:
-        digests = written[write.save_id].unit_digests
-        if digests is None:
-            raise MediaError(
-                f"filling {path}: {written[write.save_id].reason}", next_step="free space, or a smaller size"
-            )
+        result = written[write.save_id]
+        if result.unit_digests is None:
+            raise MediaError(f"filling {path}: {result.reason}", next_step="free space, or use a smaller size")
         first_lba = write.extent.lba + header_lba_count(units_per_chunk)
-        for i, digest in enumerate(digests):
+        for i, digest in enumerate(result.unit_digests):
             units.append(UnitRead(first_lba + i * unit_lbas, shape.unit_bytes, write.block_ids[i], digest))
         for i in range(0, units_per_chunk, units_per_read):
             count = min(units_per_read, units_per_chunk - i)
@@ -243,12 +243,12 @@ def staged_path(
 # ---- measuring ---------------------------------------------------------------------------------------------------
 
 
-def plain_rate(data: DataFile, filled: Filled, threads: int) -> float:
+def plain_rate(data: DataFile, filled: Filled, threads: int, *, huge_pages: bool) -> float:
     """GB/s of payload, read and nothing else."""
     ranges: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
     for item in filled.ranges:
         ranges.put(item)
-    buffers = [AlignedBuffer(max(length for _, length in filled.ranges)) for _ in range(threads)]
+    buffers = [AlignedBuffer(READ_BYTES, huge_pages=huge_pages) for _ in range(threads)]
     for buffer in buffers:
         buffer.array[:] = 1  # its pages exist before the clock starts
 

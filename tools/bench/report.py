@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import statistics
 import sys
 import time
@@ -21,6 +22,7 @@ from meshfusion.jbof.errors import MeshFusionError
 from meshfusion.tools.bench.machine import ROOT, machine_facts
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+Measure = Callable[["Report", Path, "Progress"], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,7 @@ class Ratio:
 
 @dataclass(slots=True)
 class Report:
-    """``details``: whatever else was seen, one flat mapping an event. ``problems``: why the numbers must not be used."""
+    """``details``: whatever else was seen, a flat mapping each. ``problems``: why the numbers must not be used."""
 
     bench: str
     machine: dict[str, str]
@@ -115,9 +117,10 @@ def run_bench(
     work: Path,
     output_format: str,
     settings: dict[str, Any],
-    measure: Callable[[Report, Path, Progress], None],
+    measure: Measure,
 ) -> None:
     """Run ``measure`` in the empty directory ``work/name`` and print its report. Exits 1 where it found problems."""
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that engines are ended, too
     directory = (work / name).absolute()
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)

@@ -62,6 +62,7 @@ set_up_venv() {
     key="$(setup_key)"
     [ "$(cat "$STATE/$kind" 2>/dev/null)" != "$key" ] || return 0
     mkdir -p "$STATE"
+    rm -f "$STATE"/base "$STATE"/test  # what they told is about to change
     install_vllm
     install_project "$kind"
     link_pyverbs
@@ -108,9 +109,9 @@ install_vllm() {
     if ! "$PYTHON" -m pip install -q --dry-run --no-deps --ignore-installed "${index[@]}" "$torch" >/dev/null 2>&1; then
         say "pip finds no $torch; using PyPI's ${torch%%+*} instead"
         if [ "$(uname -m)" = x86_64 ]; then
-            say "  that is the CUDA build: a download of about 3 GB and 8 GB on the disk, though no GPU is used"
+            say "  that is the CUDA build: about 3 GB more to download and 7 GB on the disk in all, though no GPU is used"
             say "  to spare that, stop now and name an index with torch for CPU: MESHFUSION_TORCH_INDEX=URL $0"
-            need_disk "$VENV" 12
+            need_disk "$VENV" 10
         fi
         torch="${torch%%+*}"
     fi

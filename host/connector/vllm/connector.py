@@ -181,7 +181,6 @@ class MeshFusionConnector(KVConnectorBase_V1, SupportsHMA):
 
     def _attach(self, facts: WorkerFacts) -> None:
         assert self._service is not None
-        hash_block_tokens = self._kv_cache_config.hash_block_size or facts.block_tokens
         lora_config = self._vllm_config.lora_config
         self._facts = facts
         self._client = PoolClient(
@@ -196,7 +195,7 @@ class MeshFusionConnector(KVConnectorBase_V1, SupportsHMA):
             self.config,
             facts,
             kv_cache_manager=self._kv_cache_manager,
-            hashes_per_block=facts.block_tokens // hash_block_tokens,
+            hashes_per_block=facts.block_tokens // facts.hash_block_tokens,
             lora_dtype=str(lora_config.lora_dtype) if lora_config is not None else "",
         )
         logger.info(

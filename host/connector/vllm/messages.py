@@ -75,6 +75,7 @@ class WorkerFacts(KVConnectorHandshakeMetadata):
     identity_json: str
     unit_bytes: int
     block_tokens: int
+    hash_block_tokens: int
     block_count: int
     blocks_per_chunk: int
     selftest_bytes: int = 0

@@ -95,6 +95,7 @@ class SchedulerSide:
         self._load_orders: list[LoadOrder] = []
         self._save_orders: list[SaveOrder] = []
         self._granted: dict[int, GrantedSave] = {}
+        self._unanswered_lookups = 0
         self._step_started_s: float | None = None
         self._step_tokens = 0
         self.counters: Counter[str] = Counter()
@@ -160,8 +161,9 @@ class SchedulerSide:
 
     @property
     def has_work(self) -> bool:
-        """Saves hold blocks pinned: the engine must keep stepping until they are given back."""
-        return self._saves.pending_count > 0
+        """The engine must keep stepping: saves hold blocks pinned, or a lookup's answer, whose request may be gone,
+        brings a lease to be given back."""
+        return self._saves.pending_count > 0 or self._unanswered_lookups > 0
 
     def reset(self) -> None:
         """The engine's cache was reset, perhaps because its weights changed under it: nothing from before this
@@ -194,6 +196,7 @@ class SchedulerSide:
             "pinned_saves": len(self._pinned),
             "pending_saves": self._saves.pending_count,
             "loads_under_way": len(self._loads),
+            "unanswered_lookups": self._unanswered_lookups,
         }
 
     # ---- events from the client ----------------------------------------------------------------------------------
@@ -205,6 +208,7 @@ class SchedulerSide:
     def _handle(self, event: Event) -> None:
         match event:
             case Matched(request_id, attempt, lease_id, chunks):
+                self._unanswered_lookups -= 1
                 self._note_missing(request_id, len(chunks))
                 self._carry_out(self._lookups.matched(time.monotonic(), request_id, attempt, lease_id, chunks))
             case Reserved():
@@ -265,6 +269,7 @@ class SchedulerSide:
             made = tuple(key_of(i * self._chunk_tokens, block_hash) for i, block_hash in enumerate(hashes))
             return None if None in made else made  # type: ignore[return-value]
 
+        self._unanswered_lookups += 1
         self._client.match(request_id, attempt, keys, deadline_s)
 
     def _start_load(self, load: StartLoad) -> None:

@@ -23,7 +23,7 @@ from meshfusion.host.connector.vllm.messages import (
     StepReport,
     WorkerFacts,
 )
-from meshfusion.host.kv.identity import build_identity
+from meshfusion.host.kv.identity import build_identity, hash_block_tokens
 from meshfusion.host.kv.layout import backing_memory, derive_layout
 from meshfusion.host.kv.selftest import run_selftest
 from meshfusion.host.kv.weights import FileDigester, processor_fact, weights_fact
@@ -103,6 +103,7 @@ class WorkerSide:
             identity_json=identity.canonical_json,
             unit_bytes=self._layout.unit_bytes,
             block_tokens=self._layout.block_tokens,
+            hash_block_tokens=hash_block_tokens(self._vllm_config, self._kv_cache_config),
             block_count=self._layout.block_count,
             blocks_per_chunk=self._blocks_per_chunk,
             selftest_bytes=report.bytes_moved,

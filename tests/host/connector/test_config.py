@@ -54,14 +54,21 @@ def test_everything_set() -> None:
 
 @pytest.mark.parametrize(
     ("text", "size_bytes"),
-    [("64MiB", 64 << 20), ("1 gib", 1 << 30), ("0.5GiB", 1 << 29), (" 268435456 ", 1 << 28), (1 << 27, 1 << 27)],
+    [
+        ("64MiB", 64 << 20),
+        ("1 gib", 1 << 30),
+        ("0.5GiB", 1 << 29),
+        ("1GB", 10**9),
+        (" 268435456 ", 1 << 28),
+        (1 << 27, 1 << 27),
+    ],
 )
 def test_sizes(text: object, size_bytes: int) -> None:
     config = parse_connector_config({**POOL, "save_queue": text})
     assert config.save_queue == size_bytes
 
 
-@pytest.mark.parametrize("bad", ["4GB", "", "GiB", "-1MiB", "1e9", "64 MiB each", True, 1.5, None, [1], "0.3B", 1000])
+@pytest.mark.parametrize("bad", ["4XB", "", "GiB", "-1MiB", "1e9", "64 MiB each", True, 1.5, None, [1], "0.3B", 1000])
 def test_sizes_that_are_none(bad: object) -> None:
     (problem,) = problems_of({**POOL, "save_queue": bad})
     assert problem.startswith("save_queue: ")

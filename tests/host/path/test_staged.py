@@ -308,15 +308,35 @@ def test_only_the_units_that_did_not_arrive_in_time_have_failed(tmp_path: Path, 
     with rig(tmp_path, kernels, load_threads=1, read_bytes=LBA_BYTES) as r:
         reads = r.save([1, 2, 3])
         expected = r.kv.unit(1)
+        r.file.reads.clear()
+        r.file.held_lbas = {reads[1].lba}
         r.file.may_read.clear()
-        while r.file.readers_done.acquire(blocking=False):
-            pass
-        job = r.path.load(into(reads[:1], [7]), abandon_after_s=60)
-        late = r.path.load(into(reads[1:], [8, 9]), abandon_after_s=60)
-        r.file.may_read.set()
-        assert wait(job).failures == ()
-        assert wait(late).failures == ()
+        job = r.path.load(into(reads, [7, 8, 9]), abandon_after_s=60)
+        while len(r.file.reads) < 2:
+            time.sleep(0.001)
+        result = job.result(job.deadline_s)
+        assert result is not None
+        assert [f.index for f in result.failures] == [1, 2]
         assert r.kv.unit(7) == expected
+
+
+def test_abandoned_at_any_moment(tmp_path: Path, kernels: DigestKernels) -> None:
+    """Also in the middle of a copy: memory stands still from the moment that abandoning returns."""
+    kv = block_outermost(blocks=40, layers=4, page_bytes=16_000)
+    with rig(tmp_path, kernels, kv, load_threads=4, read_bytes=128 << 10) as r:
+        reads = r.save(list(range(8)))
+        rng = np.random.default_rng(1)
+        touched = 0
+        for _ in range(60):
+            r.kv.memory[r.kv.byte_places[8:].ravel()] = 0
+            job = r.path.load(into(reads * 4, list(range(8, 40))), abandon_after_s=60)
+            time.sleep(float(rng.uniform(0, 0.002)))
+            job.abandon("now")
+            before = r.kv.memory.copy()
+            touched += bool(before[r.kv.byte_places[8:].ravel()].any())
+            time.sleep(0.002)
+            assert np.array_equal(r.kv.memory, before)
+        assert touched, "every load was abandoned before it began: nothing was tried"
 
 
 def test_an_empty_load_is_done(tmp_path: Path, kernels: DigestKernels) -> None:
@@ -470,9 +490,7 @@ def test_many_jobs_of_any_size_at_once(tmp_path: Path, kernels: DigestKernels, s
             chosen = (units[start:] + units[:start])[:size]
             size = len(chosen)
             blocks, targets = targets[:size], targets[size:]
-            jobs.append(
-                (r.path.load(into([read for read, _ in chosen], blocks), abandon_after_s=30), blocks, chosen)
-            )
+            jobs.append((r.path.load(into([read for read, _ in chosen], blocks), abandon_after_s=30), blocks, chosen))
         before = r.kv.memory.copy()
         for job, blocks, chosen in jobs:
             assert wait(job).failures == ()

@@ -41,6 +41,8 @@ def unit_digest(number: int, unit: int) -> bytes:
 
 
 def _shard(number: int, unit_count: int) -> api.Shard:
-    extent = api.Extent(namespace=1, segment=number, lba=number * 64, lba_count=1 + unit_count * UNIT_LBAS, generation=7)
+    extent = api.Extent(
+        namespace=1, segment=number, lba=number * 64, lba_count=1 + unit_count * UNIT_LBAS, generation=7
+    )
     digests = tuple(unit_digest(number, unit) for unit in range(unit_count))
     return api.Shard(0, extent, 1, UNIT_LBAS, UNIT_BYTES, digests)

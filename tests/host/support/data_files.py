@@ -30,6 +30,7 @@ class UnrulyFile(DataFile):
         self.write_error: dict[int, Exception] = {}  # by lba
         self.flush_error: Exception | None = None
         self.is_closed = False
+        self.held_lbas: set[int] | None = None  # reads that wait for may_read; None: all
         self.may_read = threading.Event()
         self.may_read.set()
         self.may_write = threading.Event()
@@ -42,7 +43,8 @@ class UnrulyFile(DataFile):
         self.reads.append((lba, len(buffer)))
         self.waiting_readers.release()
         try:
-            assert self.may_read.wait(30)
+            if self.held_lbas is None or lba in self.held_lbas:
+                assert self.may_read.wait(30)
             if self.read_error is not None:
                 raise self.read_error
             super().read_into(lba, buffer)

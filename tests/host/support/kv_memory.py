@@ -21,7 +21,7 @@ class KvMemory:
     byte_places: npt.NDArray[np.int64]
 
     def unit(self, block_id: int) -> bytes:
-        return self.memory[self.byte_places[block_id]].tobytes()
+        return bytes(self.memory[self.byte_places[block_id]])
 
     def fill(self, seed: int) -> None:
         self.memory[:] = np.random.default_rng(seed).integers(0, 256, self.memory.size, dtype=np.uint8)

@@ -1,0 +1,130 @@
+"""A small pool and a holder that really writes to it; also the child process that is killed while it commits."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import sys
+import uuid
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+
+from meshfusion.dpu.api import types as api
+from meshfusion.dpu.api.liveness import hold_liveness
+from meshfusion.dpu.pool import Pool
+from meshfusion.dpu.pool_dir import create_pool
+from meshfusion.jbof.digest import load_kernels
+from meshfusion.jbof.format import ChunkHeader, Label, encode_chunk_header
+from meshfusion.jbof.media.buffer import AlignedBuffer
+from meshfusion.jbof.media.file import DirectMode, open_data_file
+
+SEGMENT_BYTES = 1 << 20
+SEGMENT_COUNT = 6
+SIZE_BYTES = (SEGMENT_COUNT + 1) << 20
+UNIT_BYTES = 64 << 10
+FULL_SEGMENT_UNITS = 15  # with the header block, no second chunk fits beside it
+IDENTITY = b"I" * 32
+DEADLINE_S = 20.0
+
+
+def make_pool(path: Path, data_path: Path | None = None) -> Label:
+    return create_pool(path, size_bytes=SIZE_BYTES, segment_bytes=SEGMENT_BYTES, data_path=data_path)
+
+
+def key(i: int) -> bytes:
+    return i.to_bytes(4, "big") * 8
+
+
+class Holder:
+    """Attached, with its liveness lock held."""
+
+    def __init__(self, pool: Pool, holder_id: str | None = None) -> None:
+        self.pool = pool
+        request = api.AttachRequest(holder_id or uuid.uuid4().hex, "vllm", "1", "h", os.getpid(), IDENTITY, 1)
+        self.attachment = pool.attach(request, deadline_s=DEADLINE_S)
+        self.id = self.attachment.holder_id
+        self.lock = hold_liveness(Path(self.attachment.liveness_path))
+        self.kernels = load_kernels(UNIT_BYTES)
+
+    def reserve(self, i: int, units: int = 3) -> api.ReserveResult:
+        item = api.ReserveItem(key(i), 0, 16 * i, 16, (api.ShardSize(0, UNIT_BYTES, units),))
+        request = api.ReserveRequest(self.id, self.attachment.epoch, (item,))
+        return self.pool.reserve(request, deadline_s=DEADLINE_S).results[0]
+
+    def write(self, i: int, result: api.ReserveResult) -> tuple[bytes, ...]:
+        """Fill the extent with a true header and random units; returns the digests, after the flush."""
+        extent = result.extents[0]
+        with AlignedBuffer(extent.lba_count * 4096) as buffer:
+            units = (extent.lba_count - 1) * 4096 // UNIT_BYTES
+            rng = np.random.default_rng(i)
+            buffer.array[4096:] = rng.integers(0, 256, len(buffer.array) - 4096, dtype=np.uint8)
+            starts = [np.array([4096 + unit * UNIT_BYTES], dtype=np.int64) for unit in range(units)]
+            digests = tuple(self.kernels.digest_runs(buffer.array, start, UNIT_BYTES) for start in starts)
+            header = ChunkHeader(
+                pool_uuid=uuid.UUID(self.attachment.pool_uuid).bytes,
+                identity=IDENTITY,
+                key=key(i),
+                tenant="default",
+                group=0,
+                rank=0,
+                position_tokens=16 * i,
+                token_count=16,
+                segment=extent.segment,
+                generation=extent.generation,
+                lba=extent.lba,
+                unit_bytes=UNIT_BYTES,
+                unit_digests=digests,
+            )
+            buffer.view[:4096] = encode_chunk_header(header)
+            path = Path(self.attachment.namespaces[0].path)
+            with open_data_file(path, writable=True, direct=DirectMode.OFF) as data:
+                data.write_from(extent.lba, buffer.view)
+                data.flush()
+        return digests
+
+    def commit(self, result: api.ReserveResult, digests: tuple[bytes, ...]) -> bool:
+        item = api.CommitItem(result.grant_id, (digests,))
+        request = api.CommitRequest(self.id, self.attachment.epoch, (item,))
+        return self.pool.commit(request, deadline_s=DEADLINE_S).committed[0]
+
+    def put(self, i: int, units: int = 3) -> bool:
+        result = self.reserve(i, units)
+        return result.outcome is api.ReserveOutcome.GRANTED and self.commit(result, self.write(i, result))
+
+    def match(self, *chunks: int) -> api.MatchReply:
+        request = api.MatchRequest(self.id, "r", 0, 16, tuple(key(i) for i in chunks))
+        return self.pool.match(request, deadline_s=DEADLINE_S)
+
+    def leave(self) -> None:
+        os.close(self.lock)
+        self.pool.detach(api.DetachRequest(self.id), deadline_s=DEADLINE_S)
+
+    def __enter__(self) -> Holder:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.leave()
+
+
+def _commit_until_killed(path: str, seed: str) -> None:
+    rng = random.Random(int(seed))
+    with Pool.open(Path(path)) as pool, contextlib.ExitStack() as stack:
+        holders = [stack.enter_context(Holder(pool)) for _ in range(2)]
+        print("ready", flush=True)
+        while True:
+            holder, i = rng.choice(holders), rng.randrange(40)
+            result = holder.reserve(i, units=rng.choice((1, 3, 7)))
+            if result.outcome is api.ReserveOutcome.GRANTED:
+                digests = holder.write(i, result)
+                if rng.random() < 0.9:
+                    holder.commit(result, digests)
+                else:
+                    request = api.AbortRequest(holder.id, holder.attachment.epoch, (result.grant_id,))
+                    pool.abort(request, deadline_s=DEADLINE_S)
+
+
+if __name__ == "__main__":
+    _commit_until_killed(*sys.argv[1:])

@@ -1,0 +1,130 @@
+"""Every way in which a lookup comes to nothing gives back what it held: aborts, waiting, preemption."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import FilledPool, Prompts
+from tests.e2e.harness import EngineProcess, Reference, assert_same, embedded, engines_in, make_prompt, whole_chunks
+
+BLOCKS = 60  # of 32 tokens: two requests of some 1000 tokens do not fit
+
+
+@pytest.fixture(scope="module")
+def engine(
+    model: Path, filled_pool: FilledPool, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[EngineProcess]:
+    folder = tmp_path_factory.mktemp("rollback")
+    with engines_in(folder) as engines:
+        engine = engines.start(
+            model,
+            embedded(filled_pool.copy(folder / "pool")),
+            num_gpu_blocks_override=BLOCKS,
+            max_model_len=1600,
+        )
+        engine.call("record_questions")
+        yield engine
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left(engine: EngineProcess, prompts: Prompts, reference: Reference) -> Iterator[None]:
+    """Before and after: nothing held, all blocks free, and the pool still serves a whole hit."""
+    assert engine.call("reset")
+    yield
+    engine.call("medium")
+    engine.settle()
+    assert engine.call("free_blocks") == BLOCKS - 1
+    assert engine.call("reset")
+    answer = engine.answer(prompts.aligned)
+    assert answer.cached == 1024
+    assert_same(answer, reference.answer(prompts.aligned))
+    engine.settle()
+
+
+def test_abort_before_any_step(engine: EngineProcess, prompts: Prompts) -> None:
+    engine.add("gone", prompts.aligned)
+    engine.call("abort", request_ids=["gone"])
+    assert engine.finish() == {}
+
+
+def test_abort_while_loading(engine: EngineProcess, prompts: Prompts) -> None:
+    engine.call("medium", reads="slow", delay_s=1.0)
+    engine.add("gone", prompts.aligned)
+    engine.call("step", until="loads_under_way")
+    engine.call("abort", request_ids=["gone"])
+    assert engine.finish() == {}
+    assert engine.settle()["pool"]["pinned_bytes"] == 0
+
+
+def test_abort_while_loading_hangs(engine: EngineProcess, prompts: Prompts) -> None:
+    engine.call("medium", reads="blocked")
+    engine.add("gone", prompts.aligned)
+    engine.call("step", until="loads_under_way")
+    engine.call("abort", request_ids=["gone"])
+    assert engine.finish() == {}
+    engine.settle()  # at the load's deadline, though the read still hangs
+
+
+def test_abort_while_decoding_and_saving(engine: EngineProcess) -> None:
+    engine.call("medium", writes="slow", delay_s=0.5)
+    engine.add("gone", make_prompt(40, 512), max_tokens=200)
+    engine.call("step", until="pinned_saves")
+    engine.call("step", count=3)
+    engine.call("abort", request_ids=["gone"])
+    assert engine.finish() == {}
+
+
+def test_a_request_that_waits_is_promised_the_same_from_one_lookup(
+    engine: EngineProcess, prompts: Prompts, reference: Reference
+) -> None:
+    hog = make_prompt(41, 960)
+    before = engine.call("counts")
+    asked_before = len(engine.call("questions"))
+    engine.add("hog", hog, max_tokens=60)
+    engine.call("step", until="running")
+    engine.add("waits", prompts.aligned)  # 32 blocks: there is no room beside the hog's 30
+    engine.call("step", count=40)
+    assert engine.call("gauges")["waiting"] == 1
+    leases = engine.call("pool_status")["lease_count"]
+    assert leases == 1
+    done = engine.finish()
+    assert_same(done["hog"], reference.answer(hog, max_tokens=60))
+    assert_same(done["waits"], reference.answer(prompts.aligned))
+    assert done["waits"].cached == 1024
+    asked = [entry for entry in engine.call("questions")[asked_before:] if entry[0].startswith("waits")]
+    assert len(asked) >= 30, "the scheduler was expected to ask at every pass"
+    assert {tuple(entry[1:]) for entry in asked} - {(0, None)} == {(0, 1024)}
+    counts = engine.settle()["counts"]
+    assert counts["lookups"] - before.get("lookups", 0) == 2, "one a request"
+
+
+def test_abort_while_waiting_with_a_promise(engine: EngineProcess, prompts: Prompts, reference: Reference) -> None:
+    hog = make_prompt(42, 960)
+    engine.add("hog", hog, max_tokens=60)
+    engine.call("step", until="running")
+    engine.add("gone", prompts.aligned)
+    engine.call("step", count=20)
+    assert engine.call("pool_status")["lease_count"] == 1
+    engine.call("abort", request_ids=["gone"])
+    done = engine.finish()
+    assert done.keys() == {"hog"}
+    assert_same(done["hog"], reference.answer(hog, max_tokens=60))
+
+
+def test_preemption(engine: EngineProcess, reference: Reference) -> None:
+    """Two requests that together outgrow the cache: one is put off, and goes on where it was."""
+    # 30 and 29 blocks of 59; the second needs one more when it has decoded 28 tokens.
+    long = {"first": make_prompt(43, 930), "second": make_prompt(44, 900)}
+    for name, prompt in long.items():
+        engine.add(name, prompt, max_tokens=48)
+    done = engine.finish()
+    for name, prompt in long.items():
+        assert_same(done[name], reference.answer(prompt, max_tokens=48))
+    asked = [entry for entry in engine.call("questions") if entry[0].startswith("second")]
+    answers = [entry[2] for entry in asked if entry[2] is not None]
+    assert len(answers) >= 2, "it was expected to be preempted and asked about again"
+    assert max(answers) == whole_chunks(928) == 896, "and to come back from the pool"
+    engine.settle()

@@ -1,0 +1,409 @@
+"""Both halves of the connector on the real pool, around a small engine: whatever happens, bytes are right and in the
+end nothing is held, neither by the engine nor by the pool."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshfusion.dpu.api import types as api
+from meshfusion.dpu.pool import Pool, PoolOptions, create_pool
+from meshfusion.host import pool_client
+from meshfusion.jbof.digest import DigestKernels, load_kernels
+from meshfusion.jbof.errors import ServiceUnavailableError
+from meshfusion.jbof.format import LBA_BYTES
+from tests.host.support.kv_memory import BLOCK_TOKENS, KvMemory, block_outermost, layer_outermost
+from tests.host.support.mini_engine import KeepOpen, MiniEngine, Request, make_request
+from tests.host.support.waiting import until
+
+CHUNK_TOKENS = 2 * BLOCK_TOKENS
+
+
+@pytest.fixture(scope="module")
+def kernels() -> DigestKernels:
+    return load_kernels(64 << 10)
+
+
+@pytest.fixture(autouse=True)
+def _quick_reattach(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_client, "REATTACH_FIRST_S", 0.01)
+    monkeypatch.setattr(pool_client, "REATTACH_MAX_S", 0.05)
+
+
+@pytest.fixture
+def pool(tmp_path: Path) -> Iterator[Pool]:
+    create_pool(tmp_path / "pool", size_bytes=16 << 20, segment_bytes=1 << 20)
+    with Pool.open(tmp_path / "pool", PoolOptions(heartbeat_s=0.2)) as opened:
+        yield opened
+
+
+EngineFactory = Callable[..., MiniEngine]
+
+
+@pytest.fixture
+def start(pool: Pool, kernels: DigestKernels) -> Iterator[EngineFactory]:
+    engines: list[MiniEngine] = []
+
+    def start_engine(kv: KvMemory | None = None, service: Any = None, **options: Any) -> MiniEngine:
+        kv = kv or layer_outermost(blocks=64)
+        kv.fill(len(engines))
+        engines.append(MiniEngine(service or KeepOpen(pool), kv, kernels, **options))
+        return engines[-1]
+
+    yield start_engine
+    for engine in engines:
+        engine.close()
+
+
+def prompt(length: int, seed: int = 1) -> list[int]:
+    return random.Random(seed).choices(range(50_000), k=length)
+
+
+def settle(engine: MiniEngine, pool: Pool) -> api.PoolStatus:
+    """Finish everything; what is then held anywhere is a leak."""
+    engine.finish_all()
+    engine.run()
+    engine.assert_nothing_held()
+    until(lambda: (s := pool.status(deadline_s=1)).lease_count == s.grant_count == 0, what="for leases and grants")
+    status = pool.status(deadline_s=1)
+    assert status.pinned_bytes == 0
+    return status
+
+
+def save_prompt(engine: MiniEngine, tokens: list[int], request_id: str = "writer") -> Request:
+    request = engine.add(make_request(request_id, tokens))
+    engine.run()
+    assert engine.is_right(request)
+    return request
+
+
+def committed(pool: Pool, count: int) -> None:
+    until(lambda: pool.status(deadline_s=1).committed_chunk_count == count, what=f"for {count} chunks")
+
+
+def committed_by(engine: MiniEngine, count: int) -> None:
+    engine.step_until(lambda: engine.side.counters["chunks_committed"] == count)
+
+
+@pytest.mark.parametrize("make_kv", [layer_outermost, block_outermost])
+def test_what_one_engine_computed_the_next_one_loads(pool: Pool, start: EngineFactory, make_kv: Any) -> None:
+    first = start()
+    tokens = prompt(5 * CHUNK_TOKENS + 7)
+    assert save_prompt(first, tokens).loaded_tokens == 0
+    committed(pool, 5)
+    settle(first, pool)
+    second = start(make_kv(blocks=40))  # of another size, perhaps of another layout
+    request = second.add(make_request("reader", tokens))
+    second.run()
+    assert request.loaded_tokens == 5 * CHUNK_TOKENS
+    assert request.recomputed_tokens == 7
+    assert second.is_right(request)
+    assert second.side.counters["loaded_blocks"] == 10
+    assert settle(second, pool).committed_chunk_count == 5  # nothing was written twice
+
+
+def test_several_hashes_for_each_block(pool: Pool, start: EngineFactory) -> None:
+    engine = start(hashes_per_block=2)
+    tokens = prompt(5 * CHUNK_TOKENS + BLOCK_TOKENS // 2)
+    first = engine.add(make_request("writer", tokens, hashes_per_block=2))
+    engine.run()
+    committed(pool, 5)
+    other = tokens[: 3 * CHUNK_TOKENS + BLOCK_TOKENS] + prompt(2 * CHUNK_TOKENS, seed=2)
+    second = engine.add(make_request("reader", other, hashes_per_block=2))
+    engine.run()
+    assert second.loaded_tokens == 3 * CHUNK_TOKENS
+    assert engine.is_right(first)
+    assert engine.is_right(second)
+    settle(engine, pool)
+
+
+def test_a_full_prompt_hit_recomputes_one_token(pool: Pool, start: EngineFactory) -> None:
+    engine = start()
+    tokens = prompt(3 * CHUNK_TOKENS)
+    save_prompt(engine, tokens)
+    committed(pool, 3)
+    request = engine.add(make_request("reader", tokens))
+    engine.run()
+    assert (request.loaded_tokens, request.recomputed_tokens) == (3 * CHUNK_TOKENS, 1)
+    assert engine.is_right(request)
+    settle(engine, pool)
+
+
+def test_the_pool_is_closed_and_opened_between_two_engines(tmp_path: Path, kernels: DigestKernels) -> None:
+    """The embedded form: each engine owns the pool while it lives, and closing the engine closes it."""
+    create_pool(tmp_path / "pool", size_bytes=16 << 20, segment_bytes=1 << 20)
+    tokens = prompt(4 * CHUNK_TOKENS + 1)
+    loaded = []
+    for number in range(2):
+        engine = MiniEngine(Pool.open(tmp_path / "pool"), layer_outermost(blocks=64), kernels)
+        request = engine.add(make_request(f"r{number}", tokens))
+        engine.run()
+        assert engine.is_right(request)
+        loaded.append(request.loaded_tokens)
+        if number == 0:
+            committed_by(engine, 4)
+        engine.finish_all()
+        engine.assert_nothing_held()
+        engine.close()
+    assert loaded == [0, 4 * CHUNK_TOKENS]
+
+
+@pytest.mark.parametrize(
+    ("admit", "local_tokens"),
+    [
+        ("full", BLOCK_TOKENS),
+        ("full", CHUNK_TOKENS),
+        ("full", 3 * BLOCK_TOKENS),
+        ("trimmed", 0),
+        ("trimmed", BLOCK_TOKENS),
+        ("zero", 0),
+    ],
+)
+def test_any_part_of_a_promise_may_be_taken(pool: Pool, start: EngineFactory, admit: str, local_tokens: int) -> None:
+    engine = start()
+    tokens = prompt(4 * CHUNK_TOKENS + 3)
+    save_prompt(engine, tokens)
+    committed(pool, 4)
+    request = engine.add(make_request("reader", tokens))
+    engine.run(admit=admit, local_tokens=local_tokens)
+    promised = 4 * CHUNK_TOKENS - local_tokens
+    wanted = {"full": promised, "trimmed": promised // BLOCK_TOKENS // 2 * BLOCK_TOKENS, "zero": 0}[admit]
+    assert request.loaded_tokens == wanted
+    assert engine.is_right(request)
+    assert settle(engine, pool).committed_chunk_count == 4
+
+
+def corrupt(pool: Pool, chunk: api.ChunkRecord, unit: int) -> None:
+    (shard,) = chunk.shards
+    at = (shard.extent.lba + shard.payload_lba_offset + unit * shard.unit_lba_count) * LBA_BYTES + 5
+    with pool._layout.data.open("r+b") as raw:
+        raw.seek(at)
+        byte = raw.read(1)[0]
+        raw.seek(at)
+        raw.write(bytes([byte ^ 1]))
+
+
+@pytest.mark.parametrize("bad_chunk", [0, 2])
+@pytest.mark.parametrize("bad_unit", [0, 1])
+def test_a_corrupt_chunk_is_dropped_recomputed_and_saved_again(
+    pool: Pool, start: EngineFactory, bad_chunk: int, bad_unit: int
+) -> None:
+    engine = start()
+    tokens = prompt(4 * CHUNK_TOKENS + 3)
+    save_prompt(engine, tokens)
+    committed(pool, 4)
+    chunks = {c.position_tokens: c for c in pool.list_chunks(api.ListRequest(), deadline_s=1).chunks}
+    bad = chunks[bad_chunk * CHUNK_TOKENS]
+    corrupt(pool, bad, bad_unit)
+
+    request = engine.add(make_request("reader", tokens))
+    engine.run()
+    assert engine.is_right(request)
+    assert request.loaded_tokens == bad_chunk * CHUNK_TOKENS + bad_unit * BLOCK_TOKENS
+    assert engine.side.counters["digest_mismatches"] == 1
+    until(lambda: pool.get_chunk(bad.key, deadline_s=1) not in (None, bad), what="for the chunk to be saved again")
+    settle(engine, pool)
+
+    again = engine.add(make_request("again", tokens))
+    engine.run()
+    assert again.loaded_tokens == 4 * CHUNK_TOKENS
+    assert engine.is_right(again)
+    settle(engine, pool)
+
+
+def test_a_truncated_medium_costs_a_recompute_only(pool: Pool, start: EngineFactory) -> None:
+    engine = start()
+    tokens = prompt(4 * CHUNK_TOKENS + 3)
+    save_prompt(engine, tokens)
+    committed(pool, 4)
+    with pool._layout.data.open("r+b") as raw:
+        raw.truncate(1 << 20)
+    request = engine.add(make_request("reader", tokens))
+    engine.run()
+    assert engine.is_right(request)
+    assert request.loaded_tokens == 0
+    assert engine.side.counters["digest_mismatches"] == 0
+    settle(engine, pool)
+
+
+def test_never_scheduled(pool: Pool, start: EngineFactory) -> None:
+    engine = start()
+    tokens = prompt(4 * CHUNK_TOKENS)
+    save_prompt(engine, tokens)
+    committed(pool, 4)
+    engine.add(make_request("waits", tokens))
+    engine.add(make_request("never asked about", tokens))
+    for _ in range(20):
+        engine.step(admit="no")
+        time.sleep(0.001)
+    assert engine.side.gauges()["live_leases"] == 2
+    engine.add(make_request("gone at once", tokens))
+    engine.abort("gone at once")
+    settle(engine, pool)
+
+
+def test_aborted_while_loading_and_while_saving(pool: Pool, start: EngineFactory) -> None:
+    engine = start()
+    tokens = prompt(4 * CHUNK_TOKENS)
+    save_prompt(engine, tokens)
+    committed(pool, 4)
+    request = engine.add(make_request("loads", tokens))
+    # Admitted, and aborted before the step that would start the load has reported anything.
+    until(lambda: engine.side.matched_tokens(request, 0))
+    engine._try_admit(request, "full", 0)
+    assert request.stage == "loading"
+    engine.abort("loads")
+    assert engine.side.gauges()["live_leases"] == 1
+    settle(engine, pool)
+    writer = engine.add(make_request("saves", prompt(4 * CHUNK_TOKENS, seed=2)))
+    engine.step_until(lambda: engine.side.gauges()["pinned_saves"], tokens_max=1000)
+    assert writer.request_id in engine.requests
+    engine.abort("saves")
+    assert settle(engine, pool).committed_chunk_count == 8  # its blocks were pinned: the saves went on
+
+
+def test_preempted_and_resumed(pool: Pool, start: EngineFactory) -> None:
+    engine = start()
+    tokens = prompt(6 * CHUNK_TOKENS + 9)
+    request = engine.add(make_request("r", tokens))
+    engine.step_until(lambda: request.num_computed_tokens >= 3 * CHUNK_TOKENS, tokens_max=CHUNK_TOKENS)
+    engine.preempt("r")
+    engine.step_until(lambda: engine.side.counters["chunks_committed"] >= 3, admit="no")
+    engine.preempt("r") if request.stage == "running" else None
+    engine.run()
+    assert engine.is_right(request)
+    assert settle(engine, pool).committed_chunk_count == 6
+
+
+def test_a_reset_cuts_this_engine_off_from_what_was_before(pool: Pool, start: EngineFactory) -> None:
+    engine = start()
+    tokens = prompt(4 * CHUNK_TOKENS)
+    save_prompt(engine, tokens)
+    committed(pool, 4)
+    waiting = engine.add(make_request("waiting", tokens))
+    for _ in range(5):
+        engine.step(admit="no")
+        time.sleep(0.002)
+    former = engine.client.attachment
+    engine.side.reset()
+    engine.run()
+    assert waiting.loaded_tokens == 0
+    engine.step_until(lambda: engine.client.attachment)
+    assert engine.client.attachment != former
+    assert pool.status(deadline_s=1).committed_chunk_count == 4  # a request from before the reset is not saved
+    settle(engine, pool)
+    fresh = save_prompt(engine, tokens, "fresh")
+    assert fresh.loaded_tokens == 0
+    committed(pool, 8)
+    again = engine.add(make_request("again", tokens))
+    engine.run()
+    assert again.loaded_tokens == 4 * CHUNK_TOKENS
+    settle(engine, pool)
+    other = start()
+    request = other.add(make_request("other engine", tokens))
+    other.run()
+    assert request.loaded_tokens == 4 * CHUNK_TOKENS  # what it had saved before is still there for others
+    settle(other, pool)
+
+
+def test_two_engines_write_the_same_prompt_once(pool: Pool, start: EngineFactory) -> None:
+    first, second = start(), start(block_outermost(blocks=64))
+    tokens = prompt(6 * CHUNK_TOKENS)
+    requests = [engine.add(make_request("r", tokens)) for engine in (first, second)]
+    for _ in range(300):
+        first.step(tokens_max=CHUNK_TOKENS)
+        second.step(tokens_max=CHUNK_TOKENS)
+    first.run()
+    second.run()
+    assert first.is_right(requests[0])
+    assert second.is_right(requests[1])
+    settle(first, pool)
+    assert settle(second, pool).committed_chunk_count == 6
+    counters = dict(pool.status(deadline_s=1).counters)
+    assert counters["committed_chunks"] == 6
+
+
+class Flaky:
+    """The pool, until it is switched off: then nothing answers in time."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self.is_away = False
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if self.is_away:
+                raise ServiceUnavailableError("away", next_step="wait")
+            return getattr(self._pool, name)(*args, **kwargs)
+
+        return call
+
+    def close(self) -> None:
+        pass
+
+
+def test_the_service_goes_away_in_the_middle(pool: Pool, start: EngineFactory) -> None:
+    service = Flaky(pool)
+    engine = start(service=service)
+    save_prompt(engine, prompt(3 * CHUNK_TOKENS))
+    committed(pool, 3)
+    request = engine.add(make_request("r", prompt(3 * CHUNK_TOKENS)))
+    until(lambda: engine.side.matched_tokens(request, 0))
+    service.is_away = True
+    other = engine.add(make_request("other", prompt(5 * CHUNK_TOKENS, seed=2)))
+    engine.run()
+    assert request.loaded_tokens == 3 * CHUNK_TOKENS  # it was promised, and the medium is still there
+    assert engine.is_right(request)
+    assert engine.is_right(other)
+    assert other.loaded_tokens == 0
+    engine.finish_all()
+    engine.run()
+    engine.assert_nothing_held()
+    service.is_away = False
+    engine.step_until(lambda: engine.client.attachment)
+    save_prompt(engine, prompt(5 * CHUNK_TOKENS, seed=2), "later")
+    committed(pool, 8)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_busy_hour(pool: Pool, start: EngineFactory, seed: int) -> None:
+    """Requests with shared beginnings come, go, are preempted and trimmed; chunks rot; the cache is small."""
+    rng = random.Random(seed)
+    engine = start(layer_outermost(blocks=90), blocks_per_chunk=rng.choice([1, 2, 3]), save_queue=1 << 20)
+    stems = [prompt(rng.randrange(100, 400), seed=i) for i in range(4)]
+    for number in range(3000):
+        if number >= 150 and engine.side.counters["loaded_blocks"]:
+            break  # on a slow machine the first chunks are committed late
+        if len(engine.requests) < 5:
+            stem = rng.choice(stems)
+            tokens = stem[: rng.randrange(20, len(stem))] + prompt(rng.randrange(60), seed=number)
+            engine.add(make_request(f"r{number}", tokens))
+        engine.step(
+            admit=rng.choice(["full", "full", "full", "trimmed", "zero", "no"]),
+            tokens_max=rng.choice([16, 48, 200]),
+            local_tokens=0,
+        )
+        for request in list(engine.requests.values()):
+            dice = rng.random()
+            if request.stage == "done":
+                assert engine.is_right(request)
+                engine.abort(request.request_id)
+            elif dice < 0.03:
+                engine.abort(request.request_id)
+            elif dice < 0.10 and request.stage == "running":
+                engine.preempt(request.request_id)
+        if rng.random() < 0.05:
+            chunks = pool.list_chunks(api.ListRequest(), deadline_s=1).chunks
+            if chunks:
+                corrupt(pool, rng.choice(chunks), 0)
+        time.sleep(0.0005)
+    engine.run()
+    for request in engine.requests.values():
+        assert engine.is_right(request)
+    settle(engine, pool)
+    assert engine.side.counters["loaded_blocks"] > 0

@@ -1,0 +1,168 @@
+"""Planted bugs. Each breaks one rule of the store in the way a mistake would; the simulation must find every one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from meshfusion.dpu.api import types as api
+from meshfusion.dpu.store.grants import GrantState
+from meshfusion.dpu.store.store import Step, Store
+from meshfusion.jbof.segments import SegmentRecord, SegmentTable
+from tests.sim.service import Rules
+
+
+class SkipsGeneration(SegmentTable):
+    def open_next(self, now_s: float, may_reclaim: Callable[[int], bool]) -> SegmentRecord | None:
+        record = super().open_next(now_s, may_reclaim)
+        if record is not None and record.generation > 1:
+            self._segments[record.segment].generation -= 1
+            return replace(record, generation=record.generation - 1)
+        return record
+
+
+class _IgnoresPins(SegmentTable):
+    """Forgets one kind of pin while it looks for a victim, and so gets past the assertion too."""
+
+    pins_ignored = ""
+
+    def open_next(self, now_s: float, may_reclaim: Callable[[int], bool]) -> SegmentRecord | None:
+        pins = [getattr(segment, self.pins_ignored) for segment in self._segments]
+        for segment in self._segments:
+            setattr(segment, self.pins_ignored, 0)
+        record = super().open_next(now_s, may_reclaim)
+        for segment, count in zip(self._segments, pins, strict=True):
+            setattr(segment, self.pins_ignored, count)
+        return record
+
+
+class IgnoresReadPins(_IgnoresPins):
+    pins_ignored = "read_pins"
+
+
+class IgnoresWritePins(_IgnoresPins):
+    pins_ignored = "write_pins"
+
+
+class LowersGenerationAfterFailure(SegmentTable):
+    def open_failed(self, record: SegmentRecord) -> None:
+        super().open_failed(record)
+        self._segments[record.segment].generation -= 1
+
+
+class FreesOnTimeout(Store):
+    def tick(self, now_s: float) -> None:
+        super().tick(now_s)
+        for grant in self.grants:
+            if grant.state is GrantState.EXPIRED:
+                self.grants.resolve(grant)
+
+
+class CommitsAfterExpiry(Store):
+    def commit(self, now_s: float, request: api.CommitRequest) -> Step[api.CommitReply]:
+        for item in request.items:
+            grant = self.grants.get(request.holder_id, item.grant_id)
+            if grant is not None and grant.state is GrantState.EXPIRED:
+                grant.state = GrantState.LIVE
+            if grant is not None:
+                grant.expires_s = now_s + 1
+        return super().commit(now_s, request)
+
+
+class IgnoresFormerHolders(Store):
+    def _may_reclaim(self, segment: int) -> bool:
+        return True
+
+
+class ReadmitsFenced(Store):
+    def attach(self, now_s: float, request: api.AttachRequest) -> Step[str]:
+        self._fenced.discard(request.incarnation)
+        return super().attach(now_s, request)
+
+
+class FreesBeforeFenceIsDurable(Store):
+    def liveness_lock_free(self, now_s: float, holder_id: str) -> Step[None]:
+        step = super().liveness_lock_free(now_s, holder_id)
+        self._forget_holder(holder_id)
+        return step
+
+
+class AdmitsUnlisted(Store):
+    """A holder that is not listed durably would not be waited for after a restart."""
+
+    def attach(self, now_s: float, request: api.AttachRequest) -> Step[str]:
+        step = super().attach(now_s, request)
+        self._holders[step.reply].admission = 0
+        return Step(step.reply, step.effects, step.ticket) if step.effects else Step(step.reply)
+
+    def failed(self, now_s: float, ticket: int, reason: str) -> None:
+        self._pending[ticket].admitted.clear()
+        super().failed(now_s, ticket, reason)
+
+
+class IgnoresIdentity(Store):
+    def _is_servable(self, record: api.ChunkRecord, *args: Any) -> bool:
+        return self.is_readable(record)
+
+
+class IgnoresPosition(Store):
+    def match(self, now_s: float, request: api.MatchRequest, found: Mapping[bytes, api.ChunkRecord]) -> api.MatchReply:
+        moved = {
+            key: replace(found[key], position_tokens=i * request.chunk_tokens)
+            for i, key in enumerate(request.keys)
+            if key in found
+        }
+        reply = super().match(now_s, request, moved)
+        return replace(reply, chunks=tuple(found[chunk.key] for chunk in reply.chunks))
+
+
+class IgnoresGeneration(Store):
+    """Trusts what a reader saw in the index before a segment was opened again."""
+
+    def is_readable(self, record: api.ChunkRecord) -> bool:
+        return True
+
+
+class RepliesBeforeOpening(Store):
+    """A second reserve does not wait for the opening that its extents stand on."""
+
+    def reserve(self, *args: Any) -> Step[api.ReserveReply]:
+        return replace(super().reserve(*args), after=0)
+
+
+class KeepsGrantsOfFailedOpening(Store):
+    def failed(self, now_s: float, ticket: int, reason: str) -> None:
+        kept = [(grant, grant.extents) for grant in self.grants]
+        for grant, _ in kept:
+            grant.extents = ()
+        super().failed(now_s, ticket, reason)
+        for grant, extents in kept:
+            grant.extents = extents
+
+
+class LeaksFenced(Store):
+    def _forget_holder(self, holder_id: str) -> None:
+        self._holders.pop(holder_id, None)
+
+
+MUTANTS: dict[str, Rules] = {
+    "skips the generation": Rules(segments=SkipsGeneration),
+    "ignores read pins": Rules(segments=IgnoresReadPins),
+    "ignores write pins": Rules(segments=IgnoresWritePins),
+    "lowers a generation after a failure": Rules(segments=LowersGenerationAfterFailure),
+    "frees on timeout": Rules(store=FreesOnTimeout),
+    "commits after expiry": Rules(store=CommitsAfterExpiry),
+    "ignores former holders": Rules(store=IgnoresFormerHolders),
+    "readmits fenced holders": Rules(store=ReadmitsFenced),
+    "frees before the fence is durable": Rules(store=FreesBeforeFenceIsDurable),
+    "admits unlisted holders": Rules(store=AdmitsUnlisted),
+    "ignores identity": Rules(store=IgnoresIdentity),
+    "ignores position": Rules(store=IgnoresPosition),
+    "ignores generations": Rules(store=IgnoresGeneration),
+    "replies before the opening is durable": Rules(store=RepliesBeforeOpening),
+    "keeps grants of a failed opening": Rules(store=KeepsGrantsOfFailedOpening),
+    "leaks fenced holders' pins": Rules(store=LeaksFenced),
+    "publishes before durable": Rules(shows_queued=True),
+    "keeps chunks of a reopened segment": Rules(forgets_on_open=False),
+}

@@ -1,0 +1,70 @@
+"""The store keeps its rules under crashes, late writes, silence and failing transactions; planted bugs are found.
+
+A failure names its seed; ``python -m tests.sim.run --seed N`` or ``--sim-seed N`` brings it back.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from tests.sim.mutants import MUTANTS
+from tests.sim.run import STEPS, SimulationFailed, run
+from tests.sim.service import Rules
+
+BATCHES, WORLDS_PER_BATCH = 8, 20  # 320 000 steps
+NIGHTLY_FIRST_SEED, NIGHTLY_WORLDS = 100_000, 1500  # 3 million steps
+MUTANT_WORLDS = 60
+MUST_HAPPEN = (
+    "chunks matched",
+    "chunks read",
+    "commits accepted",
+    "commits refused",
+    "fenced refused",
+    "host crashes",
+    "late writes",
+    "power losses",
+    "reclaims",
+    "refused as stale",
+    "reserve busy",
+    "reserve exists",
+    "reserve granted",
+    "reserve no_space",
+    "service crashes",
+    "silences",
+)
+
+
+def _run_all(first_seed: int, worlds: int, rules: Rules | None = None) -> Counter[str]:
+    seen: Counter[str] = Counter()
+    for seed in range(first_seed, first_seed + worlds):
+        seen += run(seed, STEPS, rules)
+    return seen
+
+
+@pytest.mark.parametrize("batch", range(BATCHES))
+def test_rules_hold_in_every_world(batch: int, request: pytest.FixtureRequest) -> None:
+    replay = request.config.getoption("--sim-seed", default=None)
+    if replay is not None:
+        run(replay)
+        return
+    seen = _run_all(batch * WORLDS_PER_BATCH, WORLDS_PER_BATCH)
+    assert [name for name in MUST_HAPPEN if not seen[name]] == [], "the simulation no longer reaches these"
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1800)
+def test_rules_hold_in_many_worlds() -> None:
+    _run_all(NIGHTLY_FIRST_SEED, NIGHTLY_WORLDS)
+
+
+def test_a_seed_is_a_world() -> None:
+    assert run(11) == run(11)
+    assert run(11) != run(12)
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_planted_bug_is_found(name: str) -> None:
+    with pytest.raises(SimulationFailed, match="--seed"):
+        _run_all(0, MUTANT_WORLDS, MUTANTS[name])
