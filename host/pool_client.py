@@ -22,6 +22,7 @@ from typing import TypeVar
 
 from meshfusion.dpu.api import types as api
 from meshfusion.dpu.api.liveness import hold_liveness
+from meshfusion.host.pool_events import Attached, Committed, Event, LeasesLost, Matched, Reserved, ReserveWish
 from meshfusion.jbof.errors import MeshFusionError, ServiceUnavailableError, StaleHolderError
 
 logger = logging.getLogger("meshfusion.client")
@@ -36,49 +37,6 @@ REATTACH_MAX_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Matched:
-    """Answer to :meth:`PoolClient.match`; no lease and no chunks for a miss, whatever the reason."""
-
-    request_id: str
-    attempt: int
-    lease_id: str
-    chunks: tuple[api.ChunkRecord, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Reserved:
-    """Answer to :meth:`PoolClient.reserve`. ``results`` is None when the service could not be asked."""
-
-    save_ids: tuple[int, ...]
-    keys: tuple[bytes, ...]
-    results: tuple[api.ReserveResult, ...] | None
-    holder_id: str
-    epoch: int
-    identity: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Committed:
-    committed_count: int
-    refused_count: int
-
-
-@dataclass(frozen=True, slots=True)
-class LeasesLost:
-    lease_ids: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Attached:
-    """A new attachment: workers must switch to it before anything is saved."""
-
-    attachment: api.Attachment
-
-
-Event = Matched | Reserved | Committed | LeasesLost | Attached
-
-
-@dataclass(frozen=True, slots=True)
 class _Standing:
     """Under which identity an attachment was made."""
 
@@ -86,23 +44,8 @@ class _Standing:
     identity: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class ReserveWish:
-    """A chunk to reserve; its key is made from ``key_of`` on the client's thread, not on the scheduler's.
-
-    ``identity``: what ``key_of`` builds on. A place under another identity would keep the key from its owners.
-    """
-
-    save_id: int
-    identity: bytes
-    key_of: Callable[[], bytes | None]
-    position_tokens: int
-    token_count: int
-    shard: api.ShardSize
-
-
 class PoolClient:
-    """One scheduler's standing with one service. ``service``: in this process or over gRPC."""
+    """One scheduler's standing with one service, in this process or over gRPC. ``shard``: what a chunk of ours is."""
 
     def __init__(
         self,
@@ -111,11 +54,13 @@ class PoolClient:
         identity: bytes,
         engine_version: str,
         chunk_tokens: int,
+        shard: api.ShardSize,
     ) -> None:
         self._service = service
         self._identity = identity
         self._engine_version = engine_version
         self._chunk_tokens = chunk_tokens
+        self._shard = shard
         self._change = threading.Lock()  # of identity, standing and liveness; never held while anything blocks
         self._standing: _Standing | None = None
         self._liveness: dict[str, int] = {}  # holder id -> descriptor, oldest first; kept until workers have left it
@@ -215,10 +160,6 @@ class PoolClient:
     def set_leases(self, lease_ids: tuple[str, ...]) -> None:
         """The leases to keep alive; the answer to a heartbeat may be :class:`LeasesLost`."""
         self._lease_ids = lease_ids
-
-    def in_background(self, work: Callable[[], None]) -> None:
-        """Run something slow that the commands depend on (an adapter's digest) off the scheduler's thread."""
-        self._slow.put(work)
 
     def take_events(self) -> list[Event]:
         events = []
@@ -342,7 +283,7 @@ class PoolClient:
                 and chunk.identity == identity
                 and chunk.position_tokens == i * self._chunk_tokens
                 and chunk.token_count == self._chunk_tokens
-                and len(chunk.shards) == 1
+                and [_size_of(shard) for shard in chunk.shards] == [self._shard]
             )
             if not right:
                 logger.error("the service offered a chunk that was not asked for: %s", chunk.key.hex())
@@ -449,3 +390,7 @@ def _with_keys(wishes: tuple[ReserveWish, ...], identity: bytes) -> list[tuple[R
     """The wishes that can be asked for under ``identity``, each with its key."""
     keyed = [(wish, wish.key_of()) for wish in wishes if wish.identity == identity]
     return [(wish, key) for wish, key in keyed if key is not None]
+
+
+def _size_of(shard: api.Shard) -> api.ShardSize:
+    return api.ShardSize(shard.rank, shard.unit_bytes, len(shard.unit_digests))

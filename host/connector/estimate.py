@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 PREFILL_STEP_TOKENS_MIN = 64  # smaller steps are mostly overhead and decode
 SAMPLES = 32
+SAMPLES_MIN = 3  # fewer say nothing: one slow step or one cold read must not decide
+REFUSALS_BETWEEN_PROBES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,7 @@ class LoadEstimate:
         self._options = options
         self._load_bytes_per_s: deque[float] = deque(maxlen=SAMPLES)
         self._prefill_tokens_per_s: deque[float] = deque(maxlen=SAMPLES)
+        self._refusals = 0
 
     def observe_load(self, load_bytes: int, seconds: float) -> None:
         if load_bytes > 0 and seconds > 0:
@@ -44,19 +47,24 @@ class LoadEstimate:
 
     def load_s(self, load_bytes: int) -> float:
         """Expected seconds to load ``load_bytes``."""
-        rate = (
-            statistics.median(self._load_bytes_per_s)
-            if self._load_bytes_per_s
-            else self._options.assumed_load_bytes_per_s
-        )
+        is_measured = len(self._load_bytes_per_s) >= SAMPLES_MIN
+        rate = statistics.median(self._load_bytes_per_s) if is_measured else self._options.assumed_load_bytes_per_s
         return self._options.load_overhead_s + load_bytes / rate
 
     def abandon_after_s(self, load_bytes: int) -> float:
         return max(self._options.abandon_floor_s, self._options.abandon_factor * self.load_s(load_bytes))
 
     def is_load_worth(self, tokens: int, load_bytes: int) -> bool:
-        """Would loading ``load_bytes`` beat recomputing ``tokens``?"""
-        if not self._prefill_tokens_per_s or not self._load_bytes_per_s:
+        """Would loading ``load_bytes`` beat recomputing ``tokens``?
+
+        Now and then a load is let through against the estimate: refused loads measure nothing, and a medium that was
+        slow once would be held slow for ever.
+        """
+        if min(len(self._prefill_tokens_per_s), len(self._load_bytes_per_s)) < SAMPLES_MIN:
             return True
         recompute_s = tokens / statistics.median(self._prefill_tokens_per_s)
-        return self.load_s(load_bytes) < recompute_s
+        if self.load_s(load_bytes) < recompute_s or self._refusals >= REFUSALS_BETWEEN_PROBES:
+            self._refusals = 0
+            return True
+        self._refusals += 1
+        return False

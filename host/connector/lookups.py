@@ -62,7 +62,7 @@ class Phase(enum.Enum):
 class _Lookup:
     phase: Phase
     attempt: int = 0
-    deadline_s: float = 0.0
+    asked_s: float = 0.0
     promised_s: float = 0.0
     chunks: tuple[ChunkRecord, ...] = ()
     lease_id: str = ""
@@ -74,10 +74,13 @@ class _Lookup:
 
 @dataclass(frozen=True, slots=True)
 class LookupOptions:
-    """``deadline_s``: a lookup that takes longer counts as a miss. ``soft_lease_max_s``: an unused promise is given
-    back after this time. ``early_lookups_max``: how many requests may hold a promise before the engine asks."""
+    """``deadline_s``: a service that answers nothing for this long is not waited for: what is asked counts as a miss
+    (rule 8). ``patience_s``: how long one lookup waits in a queue that does move, so that a burst of requests is not
+    a burst of misses. ``soft_lease_max_s``: an unused promise is given back after this time. ``early_lookups_max``:
+    how many requests may hold a promise before the engine asks."""
 
     deadline_s: float = 0.020
+    patience_s: float = 0.250
     soft_lease_max_s: float = 120.0
     early_lookups_max: int = 256
 
@@ -91,6 +94,8 @@ class Lookups:
         self._blocks_per_chunk = blocks_per_chunk
         self._lookups: dict[str, _Lookup] = {}
         self._attempts = 0
+        self._last_answer_s = float("-inf")
+        self._leases_changed = False
         self.counters: Counter[str] = Counter()
 
     # ---- from the engine -----------------------------------------------------------------------------------------
@@ -101,8 +106,7 @@ class Lookups:
             return []  # known already: starting over would forget what it holds
         lookup = _Lookup(Phase.IDLE)
         self._lookups[request_id] = lookup
-        busy = sum(other.phase in (Phase.LOOKING, Phase.PROMISED) for other in self._lookups.values())
-        return [self._look(now_s, request_id, lookup)] if busy < self._options.early_lookups_max else []
+        return [self._look(now_s, request_id, lookup)] if self._may_look_early() else []
 
     def query(
         self, now_s: float, request_id: str, local_tokens: int, is_load_worth: Callable[[int, int], bool]
@@ -122,7 +126,7 @@ class Lookups:
         if lookup.phase is Phase.IDLE:
             return None, [self._look(now_s, request_id, lookup)]
         if lookup.phase is Phase.LOOKING:
-            if now_s < lookup.deadline_s:
+            if now_s < self._waits_until_s(lookup):
                 return None, []
             self.counters["lookups_timed_out"] += 1
             lookup.phase = Phase.MISSED  # the late answer is released when it comes
@@ -181,6 +185,7 @@ class Lookups:
         self, now_s: float, request_id: str, attempt: int, lease_id: str, chunks: tuple[ChunkRecord, ...]
     ) -> list[Effect]:
         """The service answered. A late or orphaned answer is given back at once."""
+        self._last_answer_s = now_s
         lookup = self._lookups.get(request_id)
         if lookup is None or lookup.phase is not Phase.LOOKING or lookup.attempt != attempt:
             return [ReleaseLease(lease_id)] if lease_id else []
@@ -192,6 +197,7 @@ class Lookups:
         lookup.phase = Phase.PROMISED
         lookup.promised_s = now_s
         lookup.chunks, lookup.lease_id = chunks, lease_id
+        self._leases_changed = True
         lookup.is_answered = False
         self.counters["hits"] += 1
         return []
@@ -202,6 +208,7 @@ class Lookups:
         for lookup in self._lookups.values():
             if lookup.lease_id in lost:
                 lookup.lease_id = ""
+                self._leases_changed = True
                 if lookup.phase is Phase.PROMISED:
                     lookup.phase = Phase.IDLE
                     lookup.chunks = ()
@@ -233,6 +240,11 @@ class Lookups:
 
     # ---- reading -------------------------------------------------------------------------------------------------
 
+    def take_lease_change(self) -> tuple[str, ...] | None:
+        """The leases now held, or None when they are the same as at the last call."""
+        changed, self._leases_changed = self._leases_changed, False
+        return self.live_lease_ids() if changed else None
+
     def live_lease_ids(self) -> tuple[str, ...]:
         return tuple(lookup.lease_id for lookup in self._lookups.values() if lookup.lease_id)
 
@@ -250,6 +262,17 @@ class Lookups:
     def _chunk_tokens(self) -> int:
         return self._block_tokens * self._blocks_per_chunk
 
+    def _may_look_early(self) -> bool:
+        limit = self._options.early_lookups_max
+        if len(self._lookups) <= limit:
+            return True
+        return sum(other.phase in (Phase.LOOKING, Phase.PROMISED) for other in self._lookups.values()) < limit
+
+    def _waits_until_s(self, lookup: _Lookup) -> float:
+        """The deadline runs from the service's last sign of life; patience ends all the same."""
+        last_sign_s = max(lookup.asked_s, self._last_answer_s)
+        return min(last_sign_s + self._options.deadline_s, lookup.asked_s + self._options.patience_s)
+
     def _boundary_tokens(self, lookup: _Lookup) -> int:
         return len(lookup.chunks) * self._chunk_tokens
 
@@ -258,13 +281,14 @@ class Lookups:
         self._attempts += 1
         lookup.phase = Phase.LOOKING
         lookup.attempt = self._attempts
-        lookup.deadline_s = now_s + self._options.deadline_s
+        lookup.asked_s = now_s
         lookup.chunks = ()
         self.counters["lookups"] += 1
         return StartMatch(request_id, lookup.attempt)
 
     def _release(self, lookup: _Lookup) -> list[Effect]:
         lease_id, lookup.lease_id = lookup.lease_id, ""
+        self._leases_changed |= bool(lease_id)
         return [ReleaseLease(lease_id)] if lease_id else []
 
     def _unit(self, lookup: _Lookup, block_index: int, block_id: int) -> UnitLoad:

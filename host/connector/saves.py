@@ -1,7 +1,8 @@
 """Which chunks to save, and what becomes of each: asked for, granted, written, committed. No I/O, no clock.
 
 A save pins the engine's blocks from the step that fills them until the fate of its write is known, so the queue is
-bounded in bytes; what does not fit is dropped and counted, never waited for.
+bounded in bytes. What does not fit is tried again in later steps while its request lives, in order, since a chunk
+behind a hole is of no use; what is left when the request ends is dropped and counted. The engine never waits.
 """
 
 from __future__ import annotations
@@ -61,6 +62,7 @@ class Saves:
         quarter = block_count // 4 // blocks_per_chunk
         self._pending_max = max(1, min(options.queue_bytes // (unit_bytes * blocks_per_chunk), quarter))
         self._next_chunk: dict[str, int] = {}
+        self._complete: dict[str, int] = {}  # chunks computed so far, of requests that had some to consider
         self._pending: dict[int, ChunkSave] = {}
         self._writing: set[int] = set()
         self._known: OrderedDict[tuple[bytes, int], None] = OrderedDict()
@@ -82,8 +84,12 @@ class Saves:
         self._next_chunk[request_id] = max(self._next_chunk.get(request_id, 0), stored_chunk_count)
 
     def is_due(self, request_id: str, computed_tokens: int) -> bool:
-        """Does this step complete a chunk that has not been considered? Cheap, for every request of every step."""
-        return computed_tokens // (self._block_tokens * self._blocks_per_chunk) > self._next_chunk.get(request_id, 0)
+        """Is there a chunk to consider, and room for it? Cheap: asked for every request of every step."""
+        complete = computed_tokens // (self._block_tokens * self._blocks_per_chunk)
+        if complete <= self._next_chunk.get(request_id, 0):
+            return False
+        self._complete[request_id] = complete
+        return len(self._pending) < self._pending_max
 
     def computed(
         self,
@@ -95,7 +101,7 @@ class Saves:
     ) -> list[ChunkSave]:
         """The step now scheduled brings the request to ``computed_tokens``; returns the chunks to ask a place for.
 
-        The caller pins their blocks. ``block_hashes``: one per full block. Each chunk is considered once.
+        The caller pins their blocks. ``block_hashes``: one per full block.
         """
         first = self._next_chunk.get(request_id, 0)
         full_blocks = min(computed_tokens // self._block_tokens, len(block_hashes), len(block_ids))
@@ -111,7 +117,7 @@ class Saves:
                 self._known.move_to_end(known)
                 continue
             if len(self._pending) >= self._pending_max:
-                self.counters["saves_dropped_queue_full"] += last - chunk
+                self._next_chunk[request_id] = chunk
                 break
             self._next_id += 1
             save = ChunkSave(
@@ -129,8 +135,10 @@ class Saves:
         return chosen
 
     def forget_request(self, request_id: str) -> None:
-        """Finished or preempted; its pending saves go on, since their blocks are pinned."""
-        self._next_chunk.pop(request_id, None)
+        """Finished; its pending saves go on, since their blocks are pinned."""
+        considered = self._next_chunk.pop(request_id, 0)
+        complete = self._complete.pop(request_id, 0)
+        self.counters["saves_dropped_queue_full"] += max(0, complete - considered)
 
     def reserved(self, save_id: int, result: ReserveResult) -> bool:
         """The service answered for one save. True: hand it to the worker. False: unpin its blocks."""

@@ -31,7 +31,7 @@ class Engine:
     def __init__(self) -> None:
         self._llm: Any = None
         self._gate = MediumGate()
-        self._asked: list[tuple[str, int, int | None]] = []
+        self._asked: list[tuple[str, int, int | None, int]] = []
         self._outputs: dict[str, Any] = {}
         self._computed_tokens = 0
 
@@ -112,9 +112,12 @@ class Engine:
             if output.finished and output.outputs[0].finish_reason != "abort":
                 self._outputs[output.request_id] = output
 
-    def reset(self, *, connector: bool = False) -> bool:
-        """Empty the engine's own prefix cache, so that the next request can only hit the pool."""
-        return bool(self._llm.reset_prefix_cache(reset_connector=connector))
+    def reset(self, *, running: bool = False, connector: bool = False) -> bool:
+        """Empty the engine's own prefix cache, so that the next request can only hit the pool.
+
+        ``running``: preempt what runs, which then has to find its KV elsewhere; without it this fails while any does.
+        """
+        return bool(self._llm.reset_prefix_cache(reset_running_requests=running, reset_connector=connector))
 
     # ---- looking in ----------------------------------------------------------------------------------------------
 
@@ -190,18 +193,19 @@ class Engine:
         self._gate.fail_index(failing)
 
     def record_questions(self) -> None:
-        """Remember what the scheduler asks the connector and what it is told."""
+        """From now on remember what the scheduler asks the connector and what it is told."""
         connector = self._scheduler.connector
         ask = connector.get_num_new_matched_tokens
 
         def asked(request: Any, local_tokens: int) -> Any:
             answer = ask(request, local_tokens)
-            self._asked.append((request.request_id, local_tokens, answer[0]))
+            self._asked.append((request.request_id, local_tokens, answer[0], request.num_preemptions))
             return answer
 
         connector.get_num_new_matched_tokens = asked
 
-    def questions(self) -> list[tuple[str, int, int | None]]:
+    def questions(self) -> list[tuple[str, int, int | None, int]]:
+        """Request, tokens it has locally, the answer (None: ask again), and how often it has been preempted."""
         return self._asked
 
 

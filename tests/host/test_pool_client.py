@@ -17,16 +17,8 @@ from meshfusion.dpu.api import types as api
 from meshfusion.dpu.api.liveness import create_liveness, hold_liveness, take_liveness_away
 from meshfusion.dpu.pool import Pool, PoolOptions, create_pool
 from meshfusion.host import pool_client
-from meshfusion.host.pool_client import (
-    Attached,
-    Committed,
-    Event,
-    LeasesLost,
-    Matched,
-    PoolClient,
-    Reserved,
-    ReserveWish,
-)
+from meshfusion.host.pool_client import PoolClient
+from meshfusion.host.pool_events import Attached, Committed, Event, LeasesLost, Matched, Reserved, ReserveWish
 from meshfusion.jbof.errors import MediaError, ServiceUnavailableError, StaleHolderError
 from tests.host.support.chunk_records import make_records, number_key
 from tests.host.support.controlled_service import ControlledService, refusal, stale, unavailable
@@ -45,9 +37,13 @@ def _quick_reattach(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool_client, "REATTACH_MAX_S", 0.05)
 
 
+def make_client(service: api.ChunkService) -> PoolClient:
+    return PoolClient(service, identity=IDENTITY, engine_version="0.32.0", chunk_tokens=CHUNK_TOKENS, shard=SHARD)
+
+
 class Rig:
     def __init__(self, service: api.ChunkService) -> None:
-        self.client = PoolClient(service, identity=IDENTITY, engine_version="0.32.0", chunk_tokens=CHUNK_TOKENS)
+        self.client = make_client(service)
         self.attachment = self.client.start()
         self.events: list[Event] = []
 
@@ -431,7 +427,7 @@ def test_earlier_incarnations_can_be_fenced_once_workers_have_left_them(service:
 
 
 def test_a_liveness_file_out_of_reach_at_start_is_an_error_and_leaves_nothing(service: ControlledService) -> None:
-    client = PoolClient(service, identity=IDENTITY, engine_version="0.32.0", chunk_tokens=CHUNK_TOKENS)
+    client = make_client(service)
     service.directory = service.directory / "elsewhere"
     service.directory.mkdir()
     real_attach = service.attach
@@ -450,7 +446,7 @@ def test_a_liveness_file_out_of_reach_at_start_is_an_error_and_leaves_nothing(se
 @pytest.mark.parametrize("error", [unavailable(), refusal(), RuntimeError("a bug")])
 def test_trouble_at_start_is_the_engines_to_hear(service: ControlledService, error: Exception) -> None:
     service.fails["attach"] = error
-    client = PoolClient(service, identity=IDENTITY, engine_version="0.32.0", chunk_tokens=CHUNK_TOKENS)
+    client = make_client(service)
     with pytest.raises(type(error)):
         client.start()
     client.close()

@@ -33,6 +33,7 @@ from meshfusion.tools.engine_process import engine_process, wait_for_saves
 
 NONE, EMBEDDED, SERVICE = "no connector", "embedded", "service"
 FORMS = (NONE, EMBEDDED, SERVICE)
+ROLES = {"scheduler process": "VLLM::EngineCore", "worker process": "VLLM::Worker"}
 SETTLE_S = 2.0
 QUICKSTART_UNIT_BYTES = 30 * 98_304
 PARTS_DEADLINE_S = 300
@@ -56,15 +57,15 @@ def main(rounds: int, output_format: str, work: Path, tokens: int, model: Path |
         with engine_process(engine_task(folder, half, embedded(filled)), log, lambda text: None) as engine:
             engine.answer()
             wait_for_saves(filled, len(half), log, lambda text: None)
-        found: dict[str, list[tuple[Memory, Memory]]] = {form: [] for form in FORMS}
+        found: dict[str, list[dict[str, Memory]]] = {form: [] for form in FORMS}
         service: list[Memory] = []
         for index in range(rounds):
             shift = index % len(FORMS)
             for form in FORMS[shift:] + FORMS[:shift]:
                 progress(f"round {index + 1} of {rounds}: {form}")
-                core, all_processes = measure_form(form, folder, tokens, directory, filled, report, service)
-                found[form].append((core, all_processes))
-                progress(f"{form}: {core.rss_bytes / MB:.0f} MB resident, {core.uss_bytes / MB:.0f} MB private")
+                memories = measure_form(form, folder, tokens, directory, filled, report, service)
+                found[form].append(memories)
+                progress(f"{form}: " + ", ".join(f"{who} {m.rss_bytes / MB:.0f} MB" for who, m in memories.items()))
         add_figures(report, found)
         report.add("service process: rss", "MB", [memory.rss_bytes / MB for memory in service])
         progress("taking the parts up one by one")
@@ -75,8 +76,8 @@ def main(rounds: int, output_format: str, work: Path, tokens: int, model: Path |
 
 def measure_form(
     form: str, model: Path, tokens: int, directory: Path, filled: Path, report: Report, service: list[Memory]
-) -> tuple[Memory, Memory]:
-    """The engine core's memory and that of all its processes, after one request."""
+) -> dict[str, Memory]:
+    """The memory of the engine's processes, by role, after one request."""
     pool = directory / "pool"
     shutil.rmtree(pool, ignore_errors=True)
     shutil.copytree(filled, pool)
@@ -106,22 +107,25 @@ def _surroundings(form: str, directory: Path, pool: Path) -> Iterator[tuple[dict
         yield (embedded(pool) if form == EMBEDDED else None), 0
 
 
-def _engine_memory(session_id: int, log: Path) -> tuple[Memory, Memory]:
-    """Of the process that holds scheduler and worker, and of the whole session."""
+def _engine_memory(session_id: int, log: Path) -> dict[str, Memory]:
+    """By role, and of the whole session. On CPU, vLLM gives the worker a process of its own."""
     processes = session_processes(session_id)
     memories = {pid: memory_of(pid) for pid in processes}
-    cores = [pid for pid, command in processes.items() if "EngineCore" in command]
-    if len(cores) != 1:
-        raise ServiceError(f"{len(cores)} engine core processes among {processes}", next_step=f"read {log}")
-    return memories[cores[0]], sum(memories.values(), Memory(0, 0, 0, 0))
+    by_role: dict[str, Memory] = {}
+    for role, title in ROLES.items():
+        pids = [pid for pid, command in processes.items() if title in command]
+        if len(pids) != 1:
+            raise ServiceError(f"{len(pids)} processes named {title} among {processes}", next_step=f"read {log}")
+        by_role[role] = memories[pids[0]]
+    return {**by_role, "all engine processes": sum(memories.values(), Memory(0, 0, 0, 0))}
 
 
-def add_figures(report: Report, found: dict[str, list[tuple[Memory, Memory]]]) -> None:
-    for which, who in enumerate(("engine core", "all engine processes")):
+def add_figures(report: Report, found: dict[str, list[dict[str, Memory]]]) -> None:
+    for who in found[NONE][0]:
         for kind in ("rss", "pss", "uss", "anonymous"):
             series: dict[str, Series] = {}
             for form in FORMS:
-                samples = [getattr(pair[which], f"{kind}_bytes") / MB for pair in found[form]]
+                samples = [getattr(memories[who], f"{kind}_bytes") / MB for memories in found[form]]
                 series[form] = report.add(f"{who}, {form}: {kind}", "MB", samples)
             for form in (EMBEDDED, SERVICE):
                 pairs = zip(series[form].samples, series[NONE].samples, strict=True)

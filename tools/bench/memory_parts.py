@@ -20,7 +20,7 @@ from meshfusion.tools.bench.processes import memory_of
 LOAD_THREADS = 2
 READ_BYTES = 4 << 20
 POOL_BYTES = 1 << 30
-ENGINE_MODULES = ("vllm", "vllm.v1.engine.core", "vllm.v1.worker.cpu_worker")
+ENGINE_MODULES = ("vllm", "vllm.v1.engine.core", "vllm.v1.worker.cpu_worker", "vllm.v1.worker.cpu_model_runner")
 
 
 def main() -> None:

@@ -10,37 +10,29 @@ import logging
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
-from meshfusion.dpu.api import types as api
 from meshfusion.host.connector.config import ConnectorConfig
 from meshfusion.host.connector.estimate import EstimateOptions, LoadEstimate
-from meshfusion.host.connector.lookups import Effect, LookupOptions, Lookups, ReleaseLease, StartLoad, StartMatch
-from meshfusion.host.connector.saves import ChunkSave, GrantedSave, SaveOptions, Saves
-from meshfusion.host.connector.vllm.messages import (
-    LoadOrder,
-    LoadReport,
-    SaveOrder,
-    StepOrders,
-    StepReport,
-    WorkerFacts,
+from meshfusion.host.connector.lookups import (
+    Effect,
+    LookupOptions,
+    Lookups,
+    ReleaseLease,
+    StartLoad,
+    StartMatch,
+    UnitLoad,
 )
-from meshfusion.host.kv.adapters import AdapterDigests
-from meshfusion.host.kv.identity import chunk_key
-from meshfusion.host.path.staged import ShardWritten, UnitRead
-from meshfusion.host.pool_client import (
-    Attached,
-    Committed,
-    Event,
-    LeasesLost,
-    Matched,
-    PoolClient,
-    Reserved,
-    ReserveWish,
-)
+from meshfusion.host.connector.vllm.chunking import Chunking, adapter_id
+from meshfusion.host.connector.vllm.messages import LoadOrder, LoadReport, StepOrders, StepReport, WorkerFacts
+from meshfusion.host.connector.vllm.save_pipeline import SavePipeline
+from meshfusion.host.path.staged import UnitFailure, UnitRead
+from meshfusion.host.pool_client import PoolClient
+from meshfusion.host.pool_events import Attached, Committed, Event, LeasesLost, Matched, Reserved, ReserveWish
 
 logger = logging.getLogger("meshfusion.scheduler")
+
+READ_FAILURES_MAX = 3
 
 _LOOKUP_NAMES = {"hits": "lookup_hits"}
 _SAVE_NAMES = {
@@ -68,33 +60,24 @@ class SchedulerSide:
         self._config = config
         self._facts = facts
         self._identity = facts.identity
-        self._manager = kv_cache_manager
-        self._hashes_per_block = hashes_per_block
-        self._block_tokens = facts.block_tokens
-        self._blocks_per_chunk = facts.blocks_per_chunk
-        self._chunk_tokens = facts.block_tokens * facts.blocks_per_chunk
-        self._shard = api.ShardSize(rank=0, unit_bytes=facts.unit_bytes, unit_count=facts.blocks_per_chunk)
+        self._chunking = Chunking(
+            block_tokens=facts.block_tokens,
+            blocks_per_chunk=facts.blocks_per_chunk,
+            hashes_per_block=hashes_per_block,
+            lora_dtype=lora_dtype,
+        )
+        self._lookup_options = LookupOptions(deadline_s=config.lookup_deadline_ms / 1000)
         self._lookups = Lookups(
-            LookupOptions(deadline_s=config.lookup_deadline_ms / 1000),
-            block_tokens=self._block_tokens,
-            blocks_per_chunk=self._blocks_per_chunk,
+            self._lookup_options, block_tokens=facts.block_tokens, blocks_per_chunk=facts.blocks_per_chunk
         )
-        self._saves = Saves(
-            SaveOptions(queue_bytes=config.save_queue),
-            block_tokens=self._block_tokens,
-            blocks_per_chunk=self._blocks_per_chunk,
-            unit_bytes=facts.unit_bytes,
-            block_count=facts.block_count,
-        )
+        self._pipeline = SavePipeline(client, facts, self._chunking, kv_cache_manager, queue_bytes=config.save_queue)
+        self._saves = self._pipeline.saves
         self._estimate = LoadEstimate(EstimateOptions())
-        self._adapters = AdapterDigests(lora_dtype=lora_dtype)
         self._requests: dict[str, Any] = {}
         self._never_save: set[str] = set()  # requests that began before a reset: their KV may mix old and new
-        self._pinned: dict[int, list[Any]] = {}
         self._loads: dict[str, StartLoad] = {}
         self._load_orders: list[LoadOrder] = []
-        self._save_orders: list[SaveOrder] = []
-        self._granted: dict[int, GrantedSave] = {}
+        self._read_failures: Counter[bytes] = Counter()  # by chunk key
         self._unanswered_lookups = 0
         self._step_started_s: float | None = None
         self._step_tokens = 0
@@ -139,20 +122,21 @@ class SchedulerSide:
         for request_id, tokens in scheduler_output.num_scheduled_tokens.items():
             request = self._requests.get(request_id)
             if request is not None and request_id not in self._never_save:
-                wishes += self._plan_saves(request, request.num_computed_tokens + tokens)
+                wishes += self._pipeline.plan(request, request.num_computed_tokens + tokens, self._identity)
         if wishes:
             self._client.reserve(tuple(wishes))
-        self._client.set_leases(self._lookups.live_lease_ids())
-        orders = StepOrders(self._client.attachment, tuple(self._load_orders), tuple(self._save_orders))
-        self._load_orders, self._save_orders = [], []
-        return orders
+        lease_ids = self._lookups.take_lease_change()
+        if lease_ids is not None:
+            self._client.set_leases(lease_ids)
+        loads, self._load_orders = tuple(self._load_orders), []
+        return StepOrders(self._client.attachment, loads, self._pipeline.take_orders())
 
     def workers_reported(self, report: StepReport | None, finished_loads: set[str]) -> None:
         """What the workers did in a step. ``finished_loads`` as the engine was told."""
         if report is not None:
             for load in report.loads:
                 self._load_reported(load)
-            self._writes_reported(report.written)
+            self._pipeline.written(report.written)
             attachment = self._client.attachment
             if attachment is not None and report.ready_holder_id == attachment.holder_id:
                 self._client.release_former_holders(attachment.holder_id)
@@ -184,6 +168,7 @@ class SchedulerSide:
         return {
             **{_LOOKUP_NAMES.get(name, name): value for name, value in lookups.items()},
             **{_SAVE_NAMES.get(name, name): value for name, value in saves.items()},
+            **self._pipeline.counters,
             **self.counters,
         }
 
@@ -193,7 +178,7 @@ class SchedulerSide:
             "requests": len(self._requests),
             "lookups": len(self._lookups),
             "live_leases": len(self._lookups.live_lease_ids()),
-            "pinned_saves": len(self._pinned),
+            "pinned_saves": self._pipeline.pinned_count,
             "pending_saves": self._saves.pending_count,
             "loads_under_way": len(self._loads),
             "unanswered_lookups": self._unanswered_lookups,
@@ -212,7 +197,7 @@ class SchedulerSide:
                 self._note_missing(request_id, len(chunks))
                 self._carry_out(self._lookups.matched(time.monotonic(), request_id, attempt, lease_id, chunks))
             case Reserved():
-                self._reserved(event)
+                self._pipeline.reserved(event)
             case Committed(committed_count, refused_count):
                 self.counters["chunks_committed"] += committed_count
                 self.counters["commits_refused"] += refused_count
@@ -225,27 +210,8 @@ class SchedulerSide:
         """Chunks the service does not have are worth saving, whatever we thought we knew."""
         request = self._requests.get(request_id)
         if request is not None:
-            missing = self._chunk_hashes(request)[stored_chunks:]
-            self._saves.not_stored(missing, _adapter_id(request))
-
-    def _reserved(self, event: Reserved) -> None:
-        for i, save_id in enumerate(event.save_ids):
-            if event.results is None:
-                self._saves.refused(save_id)
-                self._unpin(save_id)
-                continue
-            save, result = self._saves.pending(save_id), event.results[i]
-            if not self._saves.reserved(save_id, result):
-                self._unpin(save_id)
-                continue
-            (extent,) = result.extents
-            granted = GrantedSave(save, event.keys[i], result.grant_id, extent, event.holder_id, event.epoch)
-            self._granted[save_id] = granted
-            self._save_orders.append(
-                SaveOrder(
-                    save_id, event.holder_id, extent, granted.key, event.identity, save.position_tokens, save.block_ids
-                )
-            )
+            missing = self._chunking.chunk_hashes(request)[stored_chunks:]
+            self._saves.not_stored(missing, adapter_id(request))
 
     # ---- loads ---------------------------------------------------------------------------------------------------
 
@@ -261,12 +227,13 @@ class SchedulerSide:
 
     def _start_match(self, request_id: str, attempt: int) -> None:
         request = self._requests[request_id]
-        hashes = self._chunk_hashes(request)
-        deadline_s = time.monotonic() + self._config.lookup_deadline_ms / 1000
-        key_of = self._key_maker(request)
+        hashes = self._chunking.chunk_hashes(request)
+        deadline_s = time.monotonic() + self._lookup_options.patience_s
+        key_of = self._chunking.key_maker(request, self._identity)
+        chunk_tokens = self._chunking.chunk_tokens
 
         def keys() -> tuple[bytes, ...] | None:
-            made = tuple(key_of(i * self._chunk_tokens, block_hash) for i, block_hash in enumerate(hashes))
+            made = tuple(key_of(i * chunk_tokens, block_hash) for i, block_hash in enumerate(hashes))
             return None if None in made else made  # type: ignore[return-value]
 
         self._unanswered_lookups += 1
@@ -294,20 +261,29 @@ class SchedulerSide:
         self.counters["loaded_blocks"] += len(load.units) - len(report.failures)
         self.counters["failed_blocks"] += len(report.failures)
         for failure in report.failures:
-            unit = load.units[failure.index]
-            if failure.is_mismatch:
-                self.counters["digest_mismatches"] += 1
-                self._client.drop(unit.key, unit.shard.extent, failure.reason)
+            self._note_failure(load.units[failure.index], failure)
         if report.failures:
             first_block = min(load.units[failure.index].block_index for failure in report.failures)
             request = self._requests.get(report.request_id)
             if request is not None:  # else it was aborted while it was being loaded
-                self._saves.save_again_from(report.request_id, first_block // self._blocks_per_chunk)
-                hashes = self._chunk_hashes(request)[first_block // self._blocks_per_chunk :]
-                self._saves.not_stored(hashes, _adapter_id(request))
+                self._saves.save_again_from(report.request_id, first_block // self._chunking.blocks_per_chunk)
+                hashes = self._chunking.chunk_hashes(request)[first_block // self._chunking.blocks_per_chunk :]
+                self._saves.not_stored(hashes, adapter_id(request))
         else:
             self._estimate.observe_load(report.load_bytes, report.seconds)
         self._end_load(report.request_id, failed=bool(report.failures))
+
+    def _note_failure(self, unit: UnitLoad, failure: UnitFailure) -> None:
+        """Wrong bytes: the chunk goes at once. Unreadable ones: only when they stay unreadable, since one bad moment of
+        the path must not empty the pool."""
+        if failure.is_mismatch:
+            self.counters["digest_mismatches"] += 1
+        else:
+            self._read_failures[unit.key] += 1
+            if self._read_failures[unit.key] < READ_FAILURES_MAX:
+                return
+        self._read_failures.pop(unit.key, None)
+        self._client.drop(unit.key, unit.shard.extent, failure.reason)
 
     def _end_load(self, request_id: str, *, failed: bool) -> None:
         self._loads.pop(request_id, None)
@@ -316,78 +292,7 @@ class SchedulerSide:
     def _is_load_worth(self, tokens: int, load_bytes: int) -> bool:
         return self._config.load_always or self._estimate.is_load_worth(tokens, load_bytes)
 
-    # ---- saves ---------------------------------------------------------------------------------------------------
-
-    def _plan_saves(self, request: Any, computed_tokens: int) -> list[ReserveWish]:
-        request_id = request.request_id
-        if not self._saves.is_due(request_id, computed_tokens):
-            return []
-        blocks = self._manager.get_blocks(request_id).blocks[0]
-        chosen = self._saves.computed(
-            request_id,
-            computed_tokens,
-            self._block_hashes(request),
-            [block.block_id for block in blocks],
-            _adapter_id(request),
-        )
-        key_of = self._key_maker(request)
-        return [self._wish(save, blocks, key_of) for save in chosen]
-
-    def _wish(self, save: ChunkSave, blocks: Any, key_of: Callable[[int, bytes], bytes | None]) -> ReserveWish:
-        first = save.position_tokens // self._block_tokens
-        pinned = list(blocks[first : first + self._blocks_per_chunk])
-        self._manager.block_pool.touch(pinned)
-        self._pinned[save.save_id] = pinned
-        return ReserveWish(
-            save_id=save.save_id,
-            identity=self._identity,
-            key_of=lambda: key_of(save.position_tokens, save.block_hash),
-            position_tokens=save.position_tokens,
-            token_count=self._chunk_tokens,
-            shard=self._shard,
-        )
-
-    def _writes_reported(self, written: tuple[ShardWritten, ...]) -> None:
-        commits: dict[tuple[str, int], list[api.CommitItem]] = {}
-        for result in written:
-            granted = self._granted.pop(result.save_id)
-            self._saves.written(result.save_id, ok=result.unit_digests is not None)
-            self._unpin(result.save_id)
-            whom = (granted.holder_id, granted.epoch)
-            if result.unit_digests is None:
-                logger.warning("a chunk was not saved: %s", result.reason)
-                self._client.abort(*whom, (granted.grant_id,))
-            else:
-                commits.setdefault(whom, []).append(api.CommitItem(granted.grant_id, (result.unit_digests,)))
-                self.counters["saved_bytes"] += self._facts.unit_bytes * self._blocks_per_chunk
-        for (holder_id, epoch), items in commits.items():
-            self._client.commit(holder_id, epoch, tuple(items))
-
-    def _unpin(self, save_id: int) -> None:
-        self._manager.block_pool.free_blocks(reversed(self._pinned.pop(save_id)))
-
     # ---- inside --------------------------------------------------------------------------------------------------
-
-    def _key_maker(self, request: Any) -> Callable[[int, bytes], bytes | None]:
-        """Makes chunk keys off the scheduler's thread. None: this request's adapter is not known for sure."""
-        identity, adapters, lora_request = self._identity, self._adapters, request.lora_request
-
-        def key_of(position_tokens: int, block_hash: bytes) -> bytes | None:
-            adapter = adapters.digest(lora_request)
-            return None if adapter is None else chunk_key(identity, 0, adapter, position_tokens, block_hash)
-
-        return key_of
-
-    def _block_hashes(self, request: Any) -> list[bytes]:
-        """One hash per full block."""
-        step = self._hashes_per_block
-        hashes: list[bytes] = request.block_hashes
-        return hashes if step == 1 else hashes[step - 1 :: step]
-
-    def _chunk_hashes(self, request: Any) -> list[bytes]:
-        """One hash per full chunk: that of its last block."""
-        step = self._hashes_per_block * self._blocks_per_chunk
-        return list(request.block_hashes[step - 1 :: step])
 
     def _measure_prefill(self, scheduler_output: Any) -> None:
         """The time from one pass to the next is what the step between them took (an idle engine makes no passes)."""
@@ -395,7 +300,3 @@ class SchedulerSide:
         if self._step_started_s is not None:
             self._estimate.observe_prefill(self._step_tokens, now_s - self._step_started_s)
         self._step_started_s, self._step_tokens = now_s, scheduler_output.total_num_scheduled_tokens
-
-
-def _adapter_id(request: Any) -> int:
-    return request.lora_request.lora_int_id if request.lora_request is not None else 0

@@ -84,6 +84,28 @@ def test_no_answer_before_the_deadline_then_a_miss_for_good(lookups: Lookups) ->
     assert lookups.query(5.0, "a", 0, always) == (0, [])
 
 
+def test_a_queue_that_moves_is_waited_for_but_not_for_ever() -> None:
+    options = LookupOptions(deadline_s=0.02, patience_s=0.05)
+    lookups = Lookups(options, block_tokens=BLOCK, blocks_per_chunk=PER_CHUNK)
+    starts = [start for i in range(4) for start in lookups.new_request(0.0, f"r{i}")]
+    assert all(isinstance(start, StartMatch) for start in starts)
+    assert lookups.matched(0.015, "r0", starts[0].attempt, "L0", records(1)) == []  # type: ignore[union-attr]
+    assert lookups.query(0.030, "r1", 0, always) == (None, [])  # the service answered 15 ms ago
+    assert lookups.query(0.035, "r1", 0, always) == (0, [])  # and then nothing for 20 ms
+    assert lookups.matched(0.036, "r2", starts[2].attempt, "L2", records(1)) == []  # type: ignore[union-attr]
+    assert lookups.query(0.049, "r3", 0, always) == (None, [])
+    assert lookups.query(0.050, "r3", 0, always) == (0, []), "patience ends"
+
+
+def test_lease_changes_are_told_once(lookups: Lookups) -> None:
+    assert lookups.take_lease_change() is None
+    promise(lookups)
+    assert lookups.take_lease_change() == lookups.live_lease_ids()
+    assert lookups.take_lease_change() is None
+    lookups.finished("a")
+    assert lookups.take_lease_change() == ()
+
+
 def test_a_miss_and_an_empty_lease(lookups: Lookups) -> None:
     (start,) = lookups.new_request(0.0, "a")
     assert isinstance(start, StartMatch)
@@ -249,6 +271,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.options = OPTIONS
         self.lookups = Lookups(OPTIONS, block_tokens=BLOCK, blocks_per_chunk=PER_CHUNK)
         self.now_s = 100.0
+        self.last_answer_s = 0.0
         self.service = Service()
         self.engines: dict[str, Engine] = {}
         self.asked: list[Asked] = []
@@ -305,7 +328,9 @@ class AnyOrder(RuleBasedStateMachine):
         self.carry_out(effects)
         if tokens is None:
             asked = self.attempt_of[request_id]
-            assert self.now_s < asked.asked_s + OPTIONS.deadline_s, "no answer past the deadline"
+            last_sign_s = max(asked.asked_s, self.last_answer_s)
+            assert self.now_s < last_sign_s + OPTIONS.deadline_s, "no answer past the deadline"
+            assert self.now_s < asked.asked_s + OPTIONS.patience_s, "no answer past all patience"
             assert engine.promised is None, "a promise was withdrawn without its lease being given back or lost"
             return
         assert tokens >= 0
@@ -404,6 +429,7 @@ class AnyOrder(RuleBasedStateMachine):
         found = make_records(chunks, block_tokens=BLOCK, blocks_per_chunk=PER_CHUNK, first_number=number)
         if chunks:
             self.lease_of[lease_id] = (asked.request_id, chunks * CHUNK)
+        self.last_answer_s = self.now_s
         self.carry_out(self.lookups.matched(self.now_s, asked.request_id, asked.attempt, lease_id, found))
         if lease_id and self.service.state[lease_id] == "released":
             del self.lease_of[lease_id]

@@ -88,14 +88,19 @@ def test_the_same_chunk_of_another_request_is_not_asked_for_twice_but_another_ad
     assert len(ask(saves, 3 * BLOCK, request_id="c", adapter_id=7)) == 3
 
 
-def test_the_queue_is_bounded_and_drops_are_counted() -> None:
+def test_the_queue_is_bounded_and_what_does_not_fit_waits_for_room_while_its_request_lives() -> None:
     saves = make_saves(pending_max=3)
+    assert saves.is_due("a", 8 * BLOCK)
     chosen = ask(saves, 8 * BLOCK)
     assert len(chosen) == saves.pending_count == 3
-    assert saves.counters["saves_dropped_queue_full"] == 5
-    assert ask(saves, 8 * BLOCK) == []  # considered once
+    assert not saves.is_due("a", 8 * BLOCK), "no room"
+    assert ask(saves, 8 * BLOCK) == []
     assert not saves.reserved(chosen[0].save_id, EXISTS)
-    assert len(ask(saves, 8 * BLOCK, request_id="b")) == 1  # the first three are known, one of the dropped fits
+    assert saves.is_due("a", 8 * BLOCK)
+    assert [save.position_tokens for save in ask(saves, 8 * BLOCK)] == [3 * BLOCK], "in order, without a hole"
+    assert saves.counters["saves_dropped_queue_full"] == 0
+    saves.forget_request("a")
+    assert saves.counters["saves_dropped_queue_full"] == 4
 
 
 def test_at_most_a_quarter_of_the_engines_blocks_and_at_least_one_chunk() -> None:

@@ -141,7 +141,10 @@ class MiniEngine:
             blocks_per_chunk=blocks_per_chunk,
         )
         chunk_tokens = BLOCK_TOKENS * blocks_per_chunk
-        self.client = PoolClient(service, identity=identity, engine_version="0.32.0", chunk_tokens=chunk_tokens)
+        shard = api.ShardSize(rank=0, unit_bytes=kv.layout.unit_bytes, unit_count=blocks_per_chunk)
+        self.client = PoolClient(
+            service, identity=identity, engine_version="0.32.0", chunk_tokens=chunk_tokens, shard=shard
+        )
         self.client.start()
         self.side = SchedulerSide(
             self.client, self.config, facts, kv_cache_manager=self.manager, hashes_per_block=hashes_per_block
@@ -246,7 +249,8 @@ class MiniEngine:
         )
         assert not any(self.side.gauges().values()), self.side.gauges()
         assert not self.side._saves._next_chunk
-        assert not self.side._granted
+        assert not self.side._pipeline._granted
+        assert not self.side._saves._complete
         assert not self.side._never_save
 
     # ---- inside ----

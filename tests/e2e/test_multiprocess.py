@@ -1,0 +1,76 @@
+"""The engine as users run it: its core in a process of its own, in bfloat16."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from meshfusion.dpu.pool import Pool
+from tests.e2e.conftest import Prompts
+from tests.e2e.damage import damaged_chunks
+from tests.e2e.harness import Answer, Engines, embedded, make_prompt, whole_chunks
+
+DEFAULT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
+
+
+def descendants(pid: int) -> set[int]:
+    """All processes below ``pid``."""
+    parents = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:  # it has ended meanwhile
+            continue
+        parents[int(stat.parent.name)] = int(fields[1])
+    found, border = set(), {pid}
+    while border:
+        border = {child for child, parent in parents.items() if parent in border}
+        found |= border
+    return found
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_cold_then_warm_then_its_parent_is_killed(
+    engines: Engines, model: Path, tmp_path: Path, prompts: Prompts
+) -> None:
+    path = tmp_path / "pool"
+    options = {"dtype": "bfloat16", "environment": DEFAULT}
+    cold = engines.start(model, embedded(path), **options)
+    answers: list[Answer] = [cold.answer(prompts.aligned), cold.answer(prompts.unaligned)]
+    assert [answer.cached for answer in answers] == [0, 0]
+    time.sleep(2)  # saves go on while the engine is idle
+    cold.close()
+    assert damaged_chunks(path) == 0
+
+    warm = engines.start(model, embedded(path), **options)
+    again = [warm.answer(prompts.aligned), warm.answer(prompts.unaligned)]
+    # Half the bytes a token, the same chunk bytes: chunks of twice the tokens.
+    assert [answer.cached for answer in again] == [1024, 1000 // 256 * 256]
+    for answer, former in zip(again, answers, strict=True):
+        # bfloat16 differs a little with the shape of the batch: first tokens, and logprobs to 0.1.
+        assert answer.tokens[0] == former.tokens[0]
+        assert answer.distance(former) < 0.1
+
+    children = descendants(warm.process.pid)
+    assert children, "the engine core was expected in a process of its own"
+    warm.send("generate", prompts=[make_prompt(60 + i, 1024) for i in range(4)], max_tokens=100)
+    time.sleep(1)
+    os.kill(warm.process.pid, signal.SIGKILL)
+    end_s = time.monotonic() + 30
+    while left := [pid for pid in children if is_running(pid)]:
+        assert time.monotonic() < end_s, f"still running: {left}"
+        time.sleep(0.2)
+    with Pool.open(path) as pool:
+        assert pool.status(deadline_s=5.0).committed_chunk_count >= 4 + 3
+    assert damaged_chunks(path) == 0
+    assert whole_chunks(1024) == 1024
