@@ -10,9 +10,9 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from meshfusion.dpu.api.address import TcpAddress, UnixAddress, parse_address
 from meshfusion.dpu.config_problems import ConfigProblem, ConfigProblemsError, describe_errors
-from meshfusion.jbof.sizes import parse_size_bytes
 from meshfusion.dpu.yaml_document import YamlDocument, read_yaml
 from meshfusion.jbof.errors import ConfigError
+from meshfusion.jbof.sizes import parse_size_bytes
 
 
 def _absolute_path(value: object) -> Path:

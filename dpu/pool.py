@@ -7,7 +7,6 @@ the index beside the writer (LMDB snapshots), so a commit's sync never holds up 
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 import uuid
@@ -20,7 +19,8 @@ from meshfusion.dpu.api import types as api
 from meshfusion.dpu.api.liveness import create_liveness, take_liveness_away
 from meshfusion.dpu.index import Index, IndexTotals
 from meshfusion.dpu.index_files import open_index, scan_in_child
-from meshfusion.dpu.pool_dir import PoolLayout, create_pool, geometry_of, lock_owner, read_label
+from meshfusion.dpu.owner_lock import OwnerLock
+from meshfusion.dpu.pool_dir import PoolLayout, create_pool, geometry_of, read_label
 from meshfusion.dpu.pool_inspect import CheckReport, check_pool, inspect_pool
 from meshfusion.dpu.pool_writer import TransactionWriter
 from meshfusion.dpu.store.store import NAMESPACE, Reply, Step, Store, StoreOptions
@@ -49,7 +49,7 @@ class Pool:
         layout: PoolLayout,
         label: Label,
         options: PoolOptions,
-        owner_descriptor: int,
+        owner: OwnerLock,
         index: Index,
         totals: IndexTotals,
         clock: Callable[[], float],
@@ -57,7 +57,7 @@ class Pool:
         self._layout = layout
         self._label = label
         self._options = options
-        self._owner_descriptor = owner_descriptor
+        self._owner = owner
         self._index = index
         self._clock = clock
         epoch = index.next_epoch()
@@ -83,19 +83,19 @@ class Pool:
         """Own the pool at ``path``. Raises PoolBusyError, FormatError or MediaError, each with a way out."""
         layout = PoolLayout(path.absolute())
         label = read_label(layout)
-        owner_descriptor = lock_owner(layout)
+        owner = OwnerLock.take(layout)
         try:
             pool_uuid = str(uuid.UUID(bytes=label.pool_uuid))
             capacity_bytes = geometry_of(label).capacity_bytes
             totals = scan_in_child(layout.index, pool_uuid, capacity_bytes, deadline_s=INDEX_SCAN_DEADLINE_S)
             index = open_index(layout.index, pool_uuid, capacity_bytes, payload_bytes=totals.payload_bytes)
             try:
-                return cls(layout, label, options or PoolOptions(), owner_descriptor, index, totals, clock)
+                return cls(layout, label, options or PoolOptions(), owner, index, totals, clock)
             except BaseException:
                 index.close()
                 raise
         except BaseException:
-            os.close(owner_descriptor)
+            owner.release()
             raise
 
     # ---- ChunkService --------------------------------------------------------------------------------------------
@@ -199,7 +199,7 @@ class Pool:
         self._ticker.join()
         self._writer.close()
         self._index.close()
-        os.close(self._owner_descriptor)
+        self._owner.release()
 
     def __enter__(self) -> Pool:
         return self

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 import time
@@ -12,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from meshfusion.dpu.index_files import create_index
-from meshfusion.jbof.errors import ConfigError, FormatError, MediaError, PoolBusyError
+from meshfusion.jbof.errors import ConfigError, FormatError, MediaError
 from meshfusion.jbof.format import (
     DATA_START_LBA,
     FORMAT_VERSION,
@@ -137,39 +136,6 @@ def read_label(layout: PoolLayout) -> Label:
     return label
 
 
-def lock_owner(layout: PoolLayout) -> int:
-    """Take the pool for this process; returns the descriptor that holds it. Raises :class:`PoolBusyError`."""
-    try:
-        descriptor = os.open(layout.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise MediaError(
-            f"the pool {layout.directory} cannot be locked: {error}", next_step="check its permissions"
-        ) from error
-    try:
-        _lock_patiently(descriptor)
-    except BlockingIOError:
-        owner = os.pread(descriptor, 200, 0).decode(errors="replace").strip() or "unknown"
-        os.close(descriptor)
-        raise PoolBusyError(
-            f"the pool {layout.directory} is in use by process {owner}",
-            next_step="one process owns a pool; to share it, run `meshfusion --config FILE` and point engines at its "
-            "address with `service:`",
-        ) from None
-    with contextlib.suppress(OSError):  # a full disk: only the name of the owner is lost
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-        os.ftruncate(descriptor, len(f"{os.getpid()}\n"))
-    return descriptor
-
-
-def _lock_patiently(descriptor: int) -> None:
-    """Someone who only asks whether the pool is owned holds the lock for an instant."""
-    for _ in range(4):
-        with contextlib.suppress(BlockingIOError):
-            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        time.sleep(0.02)
-    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
 # ---- inside ------------------------------------------------------------------------------------------------------
 
 
@@ -245,6 +211,5 @@ __all__ = [
     "PoolLayout",
     "create_pool",
     "geometry_of",
-    "lock_owner",
     "read_label",
 ]

@@ -90,6 +90,7 @@ class SegmentTable:
             _Segment(SegmentState.FREE, generation=0, opened_seq=0, next_lba=geometry.first_lba(i))
             for i in range(geometry.segment_count)
         ]
+        self.read_pinned_count = 0  # segments that some lease pins
         self._current: int | None = None
         self._last_seq = 0
         for record in records:
@@ -130,10 +131,12 @@ class SegmentTable:
 
     def pin_read(self, segment: int) -> None:
         self._segments[segment].read_pins += 1
+        self.read_pinned_count += self._segments[segment].read_pins == 1
 
     def unpin_read(self, segment: int) -> None:
         self._segments[segment].read_pins -= 1
         assert self._segments[segment].read_pins >= 0, f"segment {segment} unpinned twice"
+        self.read_pinned_count -= self._segments[segment].read_pins == 0
 
     def pin_write(self, segment: int) -> None:
         self._segments[segment].write_pins += 1

@@ -18,7 +18,6 @@ class Lease:
     holder_id: str
     request_id: str
     segments: tuple[int, ...]
-    payload_bytes: int
     expires_s: float
 
 
@@ -31,7 +30,6 @@ class LeaseTable:
         self._ttl_s = ttl_s
         self._leases: dict[str, Lease] = {}
         self._next = 0
-        self.pinned_bytes = 0
 
     def __len__(self) -> int:
         return len(self._leases)
@@ -42,22 +40,23 @@ class LeaseTable:
     def count_of(self, holder_id: str) -> int:
         return sum(lease.holder_id == holder_id for lease in self._leases.values())
 
-    def grant(
-        self, now_s: float, holder_id: str, request_id: str, segments: Iterable[int], payload_bytes: int
-    ) -> Lease:
+    @property
+    def pinned_bytes(self) -> int:
+        """Space that cannot be reclaimed because of leases: that of every pinned segment, counted once."""
+        return self._segments.read_pinned_count * self._segments.geometry.segment_bytes
+
+    def grant(self, now_s: float, holder_id: str, request_id: str, segments: Iterable[int]) -> Lease:
         self._next += 1
         lease = Lease(
             lease_id=f"{holder_id[:8]}-{self._epoch}-{self._next}",
             holder_id=holder_id,
             request_id=request_id,
             segments=tuple(sorted(set(segments))),
-            payload_bytes=payload_bytes,
             expires_s=now_s + self._ttl_s,
         )
         for segment in lease.segments:
             self._segments.pin_read(segment)
         self._leases[lease.lease_id] = lease
-        self.pinned_bytes += payload_bytes
         return lease
 
     def release(self, holder_id: str, lease_id: str) -> bool:
@@ -93,7 +92,5 @@ class LeaseTable:
 
     def _drop(self, lease: Lease) -> None:
         del self._leases[lease.lease_id]
-        self.pinned_bytes -= lease.payload_bytes
-        assert self.pinned_bytes >= 0
         for segment in lease.segments:
             self._segments.unpin_read(segment)

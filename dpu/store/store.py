@@ -10,13 +10,13 @@ mean *complete* (rule 1).
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
 from meshfusion.dpu.api import types as api
+from meshfusion.dpu.store.checks import record_of, refuse_commit, refuse_item, refuse_unserved
 from meshfusion.dpu.store.effects import (
     DeleteChunk,
     DeleteHolder,
@@ -28,22 +28,21 @@ from meshfusion.dpu.store.effects import (
 )
 from meshfusion.dpu.store.grants import Grant, GrantState, GrantTable
 from meshfusion.dpu.store.leases import LeaseTable
-from meshfusion.jbof.errors import ServiceError, StaleHolderError, UnsupportedError
-from meshfusion.jbof.format import header_lba_count, shard_lba_count, unit_lba_count
+from meshfusion.jbof.errors import StaleHolderError
+from meshfusion.jbof.format import shard_lba_count
 from meshfusion.jbof.segments import SegmentRecord, SegmentTable
 
 Reply = TypeVar("Reply", covariant=True)
 AnyReply = TypeVar("AnyReply")
 
 SAVE_RETRY_S = 10.0  # after a failed transaction, saves are refused this long before one is tried again
-_INCARNATION = re.compile(r"[0-9A-Za-z_-]{1,64}")  # it names a file
 NAMESPACE = 1  # one namespace so far; extents carry it so that more can come
 
 
 @dataclass(frozen=True, slots=True)
 class StoreOptions:
     """``lease_ttl_s``/``grant_ttl_s``: without renewal; ``holder_silence_s``: then its liveness lock is probed;
-    ``max_pinned_fraction``: of the capacity, by leases; ``quarantine_max_fraction``: of the segments, above it saves
+    ``max_pinned_fraction``: of the segments, by leases; ``quarantine_max_fraction``: of the segments, above it saves
     stop."""
 
     lease_ttl_s: float = 30.0
@@ -122,7 +121,7 @@ class Store:
 
         A holder of an earlier epoch that attaches promises that no write from that epoch is outstanding.
         """
-        _refuse_unserved(request)
+        refuse_unserved(request)
         holder_id = request.incarnation
         if holder_id in self._fenced:
             raise StaleHolderError(
@@ -192,17 +191,13 @@ class Store:
             matched.append(record)
         self.counters["match_requests"] += 1
         self.counters["match_keys"] += len(request.keys)
-        payload_bytes = sum(shard.payload_bytes for record in matched for shard in record.shards)
-        limit_bytes = self.options.max_pinned_fraction * self.segments.geometry.capacity_bytes
-        if self.leases.pinned_bytes + payload_bytes > limit_bytes:
-            self.counters["match_refused_pins"] += 1
-            return api.MatchReply("", ())
+        matched = self._affordable(matched)
         if not matched:
             return api.MatchReply("", ())
-        touched = {shard.extent.segment for record in matched for shard in record.shards}
+        touched = _segments_of(matched)
         for segment in touched:
             self.segments.used(segment, now_s)
-        lease = self.leases.grant(now_s, request.holder_id, request.request_id, touched, payload_bytes)
+        lease = self.leases.grant(now_s, request.holder_id, request.request_id, touched)
         self.counters["matched_chunks"] += len(matched)
         return api.MatchReply(lease.lease_id, tuple(matched))
 
@@ -230,7 +225,7 @@ class Store:
         """Extents for the items nobody has stored or is writing. ``stored``: index entries of the items' keys."""
         self._holder(now_s, request.holder_id, request.epoch)
         for item in request.items:
-            self._check_item(item)
+            refuse_item(item, self.segments.geometry)
         pending = _Pending()
         after = 0
         results: list[api.ReserveResult] = []
@@ -251,7 +246,8 @@ class Store:
         """Data and flush are done; make the chunks visible. Refused once expiry began (rule 3)."""
         holder = self._holder(now_s, request.holder_id, request.epoch)
         for item in request.items:
-            self._check_commit(request.holder_id, item)
+            if (asked := self.grants.get(request.holder_id, item.grant_id)) is not None:
+                refuse_commit(asked, item)
         pending = _Pending()
         committed: list[bool] = []
         for item in request.items:
@@ -264,7 +260,7 @@ class Store:
                 self.counters["commit_refused_expired"] += 1
                 committed.append(False)
                 continue
-            record = self._record_of(grant, item, holder.record)
+            record = record_of(grant, item, holder.record, self.segments.geometry.lba_bytes)
             grant.state = GrantState.COMMITTING
             pending.committing.append((grant, record))
             committed.append(True)
@@ -405,6 +401,18 @@ class Store:
             return False
         return self.is_readable(record)
 
+    def _affordable(self, matched: list[api.ChunkRecord]) -> list[api.ChunkRecord]:
+        """The prefix that can be leased without pinning more segments than allowed. A segment that is pinned already
+        costs nothing: a prefix that many requests share is pinned once."""
+        allowed = int(self.options.max_pinned_fraction * self.segments.geometry.segment_count)
+        added: set[int] = set()
+        for i, record in enumerate(matched):
+            added |= {segment for segment in _segments_of([record]) if not self.segments.pins(segment)[0]}
+            if self.segments.read_pinned_count + len(added) > allowed:
+                self.counters["match_shortened_by_pins"] += 1
+                return matched[:i]
+        return matched
+
     def _reserve_item(
         self,
         now_s: float,
@@ -431,37 +439,6 @@ class Store:
         grant = self.grants.add(now_s, holder_id, item, tuple(extents))
         return api.ReserveResult(api.ReserveOutcome.GRANTED, grant.grant_id, grant.extents)
 
-    def _check_item(self, item: api.ReserveItem) -> None:
-        """Refuse before anything is changed."""
-        if item.copies != 1 or item.group != 0 or [shard.rank for shard in item.shards] != [0]:
-            raise UnsupportedError(
-                f"a chunk with copies={item.copies}, group={item.group}, ranks={[s.rank for s in item.shards]} is not "
-                "served yet",
-                next_step="use one copy, group 0 and rank 0",
-            )
-        geometry = self.segments.geometry
-        for shard in item.shards:
-            lba_count = shard_lba_count(shard.unit_bytes, shard.unit_count, geometry.lba_bytes)
-            if lba_count > geometry.segment_lba_count:
-                raise ServiceError(
-                    f"a chunk shard of {lba_count} logical blocks does not fit a segment of "
-                    f"{geometry.segment_lba_count}",
-                    next_step="create the pool with a larger --segment-size, or lower chunk_min_bytes in the connector",
-                )
-
-    def _check_commit(self, holder_id: str, item: api.CommitItem) -> None:
-        """Refuse before anything is changed."""
-        grant = self.grants.get(holder_id, item.grant_id)
-        if grant is None:
-            return
-        wanted = tuple(shard.unit_count for shard in grant.item.shards)
-        got = tuple(len(digests) for digests in item.unit_digests)
-        if wanted != got or any(len(d) != api.UNIT_DIGEST_BYTES for digests in item.unit_digests for d in digests):
-            raise ServiceError(
-                f"commit of grant {grant.grant_id} carries {got} unit digests, its shards have {wanted}",
-                next_step="send one 8-byte digest per unit of every shard",
-            )
-
     def _quarantine_full(self) -> bool:
         limit = self.options.quarantine_max_fraction * self.segments.geometry.segment_count
         return self.quarantined_segment_count() > limit
@@ -483,49 +460,6 @@ class Store:
         """Nothing is reclaimed until every holder of an earlier epoch has re-asserted itself or is fenced."""
         return all(holder.current for holder in self._holders.values())
 
-    def _record_of(self, grant: Grant, item: api.CommitItem, holder: HolderRecord) -> api.ChunkRecord:
-        lba_bytes = self.segments.geometry.lba_bytes
-        shards = tuple(
-            api.Shard(
-                rank=size.rank,
-                extent=extent,
-                payload_lba_offset=header_lba_count(size.unit_count, lba_bytes),
-                unit_lba_count=unit_lba_count(size.unit_bytes, lba_bytes),
-                unit_bytes=size.unit_bytes,
-                unit_digests=digests,
-            )
-            for size, extent, digests in zip(grant.item.shards, grant.extents, item.unit_digests, strict=True)
-        )
-        return api.ChunkRecord(
-            key=grant.item.key,
-            identity=holder.identity,
-            tenant="default",
-            group=grant.item.group,
-            position_tokens=grant.item.position_tokens,
-            token_count=grant.item.token_count,
-            shards=shards,
-        )
 
-
-def _refuse_unserved(request: api.AttachRequest) -> None:
-    unserved = []
-    if not _INCARNATION.fullmatch(request.incarnation):
-        unserved.append(f"incarnation {request.incarnation!r} (served: 1 to 64 letters, digits, '-' and '_')")
-    if "\0" in request.engine_version + request.host:
-        unserved.append("a NUL character in engine_version or host")
-    if request.api_version != api.API_VERSION:
-        unserved.append(f"api_version {request.api_version} (served: {api.API_VERSION})")
-    if request.tenant != "default":
-        unserved.append(f"tenant {request.tenant!r} (served: 'default')")
-    if request.rank_count != 1:
-        unserved.append(f"rank_count {request.rank_count} (served: 1)")
-    if request.handoff_token:
-        unserved.append("a hand-off token")
-    if request.engine_kind != "vllm":
-        unserved.append(f"engine_kind {request.engine_kind!r} (served: 'vllm')")
-    if len(request.identity) != api.IDENTITY_BYTES:
-        unserved.append(f"an identity of {len(request.identity)} bytes (served: {api.IDENTITY_BYTES})")
-    if unserved:
-        raise UnsupportedError(
-            "not served yet: " + "; ".join(unserved), next_step="change these values or use a newer service"
-        )
+def _segments_of(records: Iterable[api.ChunkRecord]) -> set[int]:
+    return {shard.extent.segment for record in records for shard in record.shards}

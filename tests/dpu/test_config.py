@@ -16,9 +16,9 @@ from meshfusion.dpu.config import LeaseConfig, ServiceConfig, load_service_confi
 from meshfusion.dpu.config_example import example_service_config
 from meshfusion.dpu.config_problems import ConfigProblemsError
 from meshfusion.dpu.pool import PoolOptions
-from meshfusion.jbof.sizes import parse_size_bytes
 from meshfusion.dpu.yaml_document import parse_yaml
 from meshfusion.jbof.errors import ConfigError
+from meshfusion.jbof.sizes import parse_size_bytes
 
 
 def write(tmp_path: Path, text: str) -> Path:

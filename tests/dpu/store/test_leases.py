@@ -21,16 +21,16 @@ def leases(segments: SegmentTable) -> LeaseTable:
 
 
 def test_a_lease_pins_each_segment_once(segments: SegmentTable, leases: LeaseTable) -> None:
-    lease = leases.grant(0.0, "holder", "request", [2, 1, 2], 100)
+    lease = leases.grant(0.0, "holder", "request", [2, 1, 2])
     assert lease.segments == (1, 2)
     assert lease.expires_s == 30.0
     assert [segments.pins(i)[0] for i in range(4)] == [0, 1, 1, 0]
-    assert leases.pinned_bytes == 100
+    assert leases.pinned_bytes == 2 * 10 * 4096
     assert list(leases) == [lease]
 
 
 def test_release_is_idempotent_and_only_the_owners(segments: SegmentTable, leases: LeaseTable) -> None:
-    lease = leases.grant(0.0, "holder", "request", [1], 100)
+    lease = leases.grant(0.0, "holder", "request", [1])
     assert not leases.release("stranger", lease.lease_id)
     assert leases.release("holder", lease.lease_id)
     assert not leases.release("holder", lease.lease_id)
@@ -39,8 +39,8 @@ def test_release_is_idempotent_and_only_the_owners(segments: SegmentTable, lease
 
 
 def test_renewal_names_what_is_gone(leases: LeaseTable) -> None:
-    kept = leases.grant(0.0, "holder", "a", [1], 1)
-    foreign = leases.grant(0.0, "other", "b", [1], 1)
+    kept = leases.grant(0.0, "holder", "a", [1])
+    foreign = leases.grant(0.0, "other", "b", [1])
     assert leases.renew(20.0, "holder", [kept.lease_id, foreign.lease_id, "gone"]) == (foreign.lease_id, "gone")
     assert leases.expire(30.0) == 1, "the one that was not renewed"
     assert leases.expire(49.9) == 0
@@ -49,15 +49,15 @@ def test_renewal_names_what_is_gone(leases: LeaseTable) -> None:
 
 def test_a_holder_that_leaves_takes_its_leases_along(segments: SegmentTable, leases: LeaseTable) -> None:
     for holder in ("one", "two", "one"):
-        leases.grant(0.0, holder, "r", [0, 3], 10)
+        leases.grant(0.0, holder, "r", [0, 3])
     assert leases.count_of("one") == 2
     assert leases.drop_holder("one") == 2
     assert leases.drop_holder("one") == 0
-    assert (leases.pinned_bytes, segments.pins(3)) == (10, (1, 0))
+    assert (leases.pinned_bytes, segments.pins(3)) == (2 * 10 * 4096, (1, 0))
 
 
 def test_ids_are_unique_over_holders_and_epochs(segments: SegmentTable, leases: LeaseTable) -> None:
     later = LeaseTable(segments, epoch=4, ttl_s=30.0)
     tables = (leases, leases, later, later)
-    ids = {table.grant(0.0, f"same-prefix-{i}", "r", [], 0).lease_id for i, table in enumerate(tables)}
+    ids = {table.grant(0.0, f"same-prefix-{i}", "r", []).lease_id for i, table in enumerate(tables)}
     assert len(ids) == 4

@@ -31,7 +31,7 @@ def test_reserve_commit_match(pool: Driver) -> None:
     reply = pool.match("one", 0, 1)
     shard = api.Shard(0, result.extents[0], 1, 1, 4096, (DIGEST,) * 4)
     assert reply.chunks == (api.ChunkRecord(key(0), b"I" * 32, "default", 0, 0, 16, (shard,)),)
-    assert pool.store.leases.pinned_bytes == 4 * 4096
+    assert pool.store.leases.pinned_bytes == 10 * 4096, "its whole segment"
     assert len(pool.store.grants) == 0
 
 
@@ -71,13 +71,16 @@ def test_another_identity_or_position_never_matches(pool: Driver) -> None:
     assert len(pool.match("one", 0, 5).chunks) == 1, "an entry under another key is damage"
 
 
-def test_pinned_bytes_have_a_cap(pool: Driver) -> None:
+def test_pinned_segments_have_a_cap_and_at_it_a_shorter_prefix_is_offered(pool: Driver) -> None:
     pool.put("one", *(item(i, units=9) for i in range(3)))
-    lease = pool.match("one", 0, 1)
-    assert pool.match("one", 0).chunks == (), "18 of at most 20 blocks are pinned"
-    assert pool.store.counters["match_refused_pins"] == 1
+    lease = pool.match("one", 0, 1, 2)
+    assert [chunk.key for chunk in lease.chunks] == [key(0), key(1)], "two of four segments may be pinned"
+    assert pool.store.counters["match_shortened_by_pins"] == 1
+    assert pool.store.leases.pinned_bytes == 2 * 10 * 4096
+    assert len(pool.match("one", 0, 1).chunks) == 2, "a prefix that is pinned already costs nothing"
+    assert pool.match("one", 0, 1, 2).chunks == lease.chunks
     pool.store.release(0.0, api.ReleaseRequest("one", (lease.lease_id,)))
-    assert len(pool.match("one", 0).chunks) == 1
+    assert pool.store.leases.pinned_bytes == 2 * 10 * 4096
 
 
 def test_leases_end_by_time_unless_renewed(pool: Driver) -> None:

@@ -1,0 +1,91 @@
+"""What the store refuses before it changes anything, and the record it makes of a commit. Pure functions."""
+
+from __future__ import annotations
+
+import re
+
+from meshfusion.dpu.api import types as api
+from meshfusion.dpu.store.effects import HolderRecord
+from meshfusion.dpu.store.grants import Grant
+from meshfusion.jbof.errors import ServiceError, UnsupportedError
+from meshfusion.jbof.format import header_lba_count, shard_lba_count, unit_lba_count
+from meshfusion.jbof.segments import SegmentGeometry
+
+_INCARNATION = re.compile(r"[0-9A-Za-z_-]{1,64}")  # it names a file
+
+
+def refuse_unserved(request: api.AttachRequest) -> None:
+    """What the API can say and this version does not serve, all at once."""
+    unserved = []
+    if not _INCARNATION.fullmatch(request.incarnation):
+        unserved.append(f"incarnation {request.incarnation!r} (served: 1 to 64 letters, digits, '-' and '_')")
+    if "\0" in request.engine_version + request.host:
+        unserved.append("a NUL character in engine_version or host")
+    if request.api_version != api.API_VERSION:
+        unserved.append(f"api_version {request.api_version} (served: {api.API_VERSION})")
+    if request.tenant != "default":
+        unserved.append(f"tenant {request.tenant!r} (served: 'default')")
+    if request.rank_count != 1:
+        unserved.append(f"rank_count {request.rank_count} (served: 1)")
+    if request.handoff_token:
+        unserved.append("a hand-off token")
+    if request.engine_kind != "vllm":
+        unserved.append(f"engine_kind {request.engine_kind!r} (served: 'vllm')")
+    if len(request.identity) != api.IDENTITY_BYTES:
+        unserved.append(f"an identity of {len(request.identity)} bytes (served: {api.IDENTITY_BYTES})")
+    if unserved:
+        raise UnsupportedError(
+            "not served yet: " + "; ".join(unserved), next_step="change these values or use a newer service"
+        )
+
+
+def refuse_item(item: api.ReserveItem, geometry: SegmentGeometry) -> None:
+    """Raises for a chunk that is not served yet or cannot fit a segment."""
+    if item.copies != 1 or item.group != 0 or [shard.rank for shard in item.shards] != [0]:
+        raise UnsupportedError(
+            f"a chunk with copies={item.copies}, group={item.group}, ranks={[s.rank for s in item.shards]} is not "
+            "served yet",
+            next_step="use one copy, group 0 and rank 0",
+        )
+    for shard in item.shards:
+        lba_count = shard_lba_count(shard.unit_bytes, shard.unit_count, geometry.lba_bytes)
+        if lba_count > geometry.segment_lba_count:
+            raise ServiceError(
+                f"a chunk shard of {lba_count} logical blocks does not fit a segment of {geometry.segment_lba_count}",
+                next_step="create the pool with a larger --segment-size, or lower chunk_min_bytes in the connector",
+            )
+
+
+def refuse_commit(grant: Grant, item: api.CommitItem) -> None:
+    """Raises when the digests are not those of the grant's shards."""
+    wanted = tuple(shard.unit_count for shard in grant.item.shards)
+    got = tuple(len(digests) for digests in item.unit_digests)
+    if wanted != got or any(len(d) != api.UNIT_DIGEST_BYTES for digests in item.unit_digests for d in digests):
+        raise ServiceError(
+            f"commit of grant {grant.grant_id} carries {got} unit digests, its shards have {wanted}",
+            next_step="send one 8-byte digest per unit of every shard",
+        )
+
+
+def record_of(grant: Grant, item: api.CommitItem, holder: HolderRecord, lba_bytes: int) -> api.ChunkRecord:
+    """The index entry of a chunk that was written under ``grant``."""
+    shards = tuple(
+        api.Shard(
+            rank=size.rank,
+            extent=extent,
+            payload_lba_offset=header_lba_count(size.unit_count, lba_bytes),
+            unit_lba_count=unit_lba_count(size.unit_bytes, lba_bytes),
+            unit_bytes=size.unit_bytes,
+            unit_digests=digests,
+        )
+        for size, extent, digests in zip(grant.item.shards, grant.extents, item.unit_digests, strict=True)
+    )
+    return api.ChunkRecord(
+        key=grant.item.key,
+        identity=holder.identity,
+        tenant="default",
+        group=grant.item.group,
+        position_tokens=grant.item.position_tokens,
+        token_count=grant.item.token_count,
+        shards=shards,
+    )
