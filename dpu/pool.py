@@ -181,9 +181,8 @@ class Pool:
         self._wait(step, deadline_s)
 
     def status(self, *, deadline_s: float) -> api.PoolStatus:
-        chunk_count, payload_bytes = self._index.chunk_count(), self._index.payload_bytes
-        with self._mutex:
-            return self._status(chunk_count, payload_bytes)
+        with self._mutex:  # the index too: a chunk then always shows as granted, as committed or as both
+            return self._status(self._index.chunk_count(), self._index.payload_bytes)
 
     def list_chunks(self, request: api.ListRequest, *, deadline_s: float) -> api.ListReply:
         return list_chunks(self._index, request)

@@ -216,7 +216,11 @@ class PoolClient:
             raise
         with self._change:
             if identity == self._identity and not self._stop.is_set():
-                self._liveness[attachment.holder_id] = descriptor
+                # Earlier incarnations may be fenced now: a worker that still writes as one holds its lock itself, and
+                # an idle engine must not keep the service from reclaiming until somebody asks it something.
+                for former in self._liveness.values():
+                    os.close(former)
+                self._liveness = {attachment.holder_id: descriptor}
                 self._standing = _Standing(attachment, identity)
                 self._lost.clear()
                 self._events.put(Attached(attachment))

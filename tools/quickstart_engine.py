@@ -61,7 +61,9 @@ def main() -> None:
     )
     # The first forward pass of any engine pays for its kernels: an unrelated prompt pays it, in every phase alike.
     warm_up = [int(token) for token in reversed(task.token_ids[:WARM_UP_TOKENS])]
-    _generate(engine, warm_up, SamplingParams(max_tokens=2, temperature=0, detokenize=False, ignore_eos=True))
+    _generate(
+        engine, warm_up, SamplingParams(max_tokens=2, temperature=0, detokenize=False, ignore_eos=True, logprobs=0)
+    )
     print(json.dumps({"event": "ready", "start_s": time.monotonic() - started_s}), file=report)
     greedy = SamplingParams(max_tokens=task.answer_tokens, temperature=0, detokenize=False, ignore_eos=True, logprobs=0)
     prompt = _prompt(task.token_ids, engine.llm_engine.vllm_config.cache_config.block_size)

@@ -32,7 +32,7 @@ class Daemon:
         self._config.write_text(
             f"listen: {self.address}\n"
             f"pool: {{path: {self.pool}, create: true, size: 96MiB, segment_size: 8MiB}}\n"
-            f"leases: {{heartbeat_s: {HEARTBEAT_S}, lease_ttl_s: 4, holder_silence_s: 2, grant_ttl_s: 8}}\n"
+            f"leases: {{heartbeat_s: {HEARTBEAT_S}, lease_ttl_s: 4, holder_silence_s: 2, grant_ttl_s: 60}}\n"
         )
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -41,7 +41,6 @@ class Daemon:
         return {"service": self.address}
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "meshfusion.tools.mfctl.main"]
         code = "from meshfusion.tools.mfctl.main import service_main; service_main()"
         command = [sys.executable, "-c", code, "--config", str(self._config), "--format", "json"]
         with self._log.open("ab") as log:

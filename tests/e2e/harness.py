@@ -114,7 +114,7 @@ class EngineError(Exception):
     """The call failed inside the engine's process; the text is what a user would read."""
 
 
-class EngineDied(Exception):  # noqa: N818
+class EngineDied(Exception):
     """The engine's process ended, or overran its deadline, during a call."""
 
 
@@ -181,9 +181,7 @@ class EngineProcess:
     # ---- the calls that tests use most -----------------------------------------------------------------------------
 
     def start(self, model: Path, connector: dict[str, Any] | None, **options: Any) -> float:
-        seconds: float = self.call(
-            "start", deadline_s=START_S, options=engine_options(model, connector, **options)
-        )
+        seconds: float = self.call("start", deadline_s=START_S, options=engine_options(model, connector, **options))
         return seconds
 
     def why_not(self, model: Path, connector: dict[str, Any], *, as_user: bool = False, **options: Any) -> str:

@@ -31,8 +31,8 @@ class MediumGate:
             gate._pass("writing", data)
             gate._write(data, lba, buffer)
 
-        DataFile.read_into = read_into  # type: ignore[method-assign]
-        DataFile.write_from = write_from  # type: ignore[method-assign]
+        DataFile.read_into = read_into  # type: ignore[method-assign, assignment]
+        DataFile.write_from = write_from  # type: ignore[method-assign, assignment]
 
     def set(self, *, reads: str, writes: str, delay_s: float) -> None:
         self._delay_s = delay_s
@@ -46,7 +46,7 @@ class MediumGate:
         def full(*_: Any, **__: Any) -> None:
             raise MediaError("the index cannot be written: No space left on device (ENOSPC)", next_step="free space")
 
-        Index.apply = full if failing else self._apply  # type: ignore[method-assign, assignment]
+        Index.apply = full if failing else self._apply  # type: ignore[method-assign]
 
     def _pass(self, verb: str, data: DataFile) -> None:
         name = threading.current_thread().name

@@ -8,19 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from meshfusion.dpu.pool import inspect_pool
 from tests.e2e.damage import damaged_chunks
 from tests.e2e.harness import CHUNK_TOKENS, Engines, Reference, assert_same, embedded, make_prompt
-
-from meshfusion.dpu.pool import inspect_pool
 
 POOL = {"size": "40MiB", "segment_size": "4MiB"}  # 9 segments of 7 chunks: less than what is written here
 PROMPT_TOKENS = 512
 
 
 @pytest.mark.parametrize("rounds", [pytest.param(3, id="3-rounds"), pytest.param(12, marks=pytest.mark.nightly)])
-def test_killed_while_saving(
-    engines: Engines, model: Path, tmp_path: Path, reference: Reference, rounds: int
-) -> None:
+def test_killed_while_saving(engines: Engines, model: Path, tmp_path: Path, reference: Reference, rounds: int) -> None:
     path, chosen = tmp_path / "pool", random.Random(rounds)
     prompts = [make_prompt(1000 + i, PROMPT_TOKENS) for i in range(4 * rounds)]
     for number in range(rounds):

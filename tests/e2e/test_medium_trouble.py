@@ -17,9 +17,7 @@ BLOCKS = 200
 
 
 @pytest.fixture(scope="module")
-def engine(
-    model: Path, filled_pool: FilledPool, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[EngineProcess]:
+def engine(model: Path, filled_pool: FilledPool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
     """One engine for the whole file: after each trouble it must be as good as new."""
     folder = tmp_path_factory.mktemp("trouble")
     with engines_in(folder) as engines:
@@ -27,9 +25,7 @@ def engine(
 
 
 @pytest.fixture(autouse=True)
-def _as_good_as_new(
-    engine: EngineProcess, prompts: Prompts, reference: Reference
-) -> Iterator[None]:
+def _as_good_as_new(engine: EngineProcess, prompts: Prompts, reference: Reference) -> Iterator[None]:
     assert engine.call("reset")
     before = engine.call("free_blocks")
     yield
@@ -84,9 +80,7 @@ def test_a_load_that_hangs_is_abandoned_and_its_late_bytes_land_nowhere(
     assert engine.answer(prompts.aligned).cached == 1024
 
 
-def test_other_requests_run_while_a_load_hangs(
-    engine: EngineProcess, prompts: Prompts, reference: Reference
-) -> None:
+def test_other_requests_run_while_a_load_hangs(engine: EngineProcess, prompts: Prompts, reference: Reference) -> None:
     engine.call("medium", reads="blocked")
     engine.add("hangs", prompts.aligned)
     engine.call("step", until="loads_under_way")

@@ -24,9 +24,7 @@ BLOCKS = 60  # of 32 tokens: two requests of some 1000 tokens do not fit
 
 
 @pytest.fixture(scope="module")
-def engine(
-    model: Path, filled_pool: FilledPool, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[EngineProcess]:
+def engine(model: Path, filled_pool: FilledPool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
     folder = tmp_path_factory.mktemp("rollback")
     with engines_in(folder) as engines:
         engine = engines.start(

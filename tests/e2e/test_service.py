@@ -27,9 +27,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 
 
 @pytest.fixture(scope="module")
-def pair(
-    model: Path, daemon: Daemon, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Pair]:
+def pair(model: Path, daemon: Daemon, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     """Two engines on one service; tests run in order and leave both usable."""
     with engines_in(tmp_path_factory.mktemp("pair")) as engines:
         connector = {**daemon.connector, "lookup_deadline_ms": DEADLINE_MS}
@@ -54,18 +52,19 @@ def settle(pair: Pair, daemon: Daemon) -> PoolStatus:
 def test_two_engines_at_once_write_each_chunk_once(
     pair: Pair, daemon: Daemon, prompts: Prompts, reference: Reference
 ) -> None:
+    right = reference.answer(prompts.aligned)
     # Slow writes, so that the grants of one stand while the other asks for the same chunks.
     for engine in pair:
         engine.call("medium", writes="slow", delay_s=0.3)
         engine.send("generate", prompts=[prompts.aligned], max_tokens=8)
     for engine in pair:
         (reply,) = engine.receive("generate")["value"]
-        assert_same(Answer.from_json(reply), reference.answer(prompts.aligned))
+        assert_same(Answer.from_json(reply), right)
         engine.call("medium")
     status = settle(pair, daemon)
     counts = [engine.call("counts") for engine in pair]
     total = {name: sum(count.get(name, 0) for count in counts) for name in counts[0].keys() | counts[1].keys()}
-    assert status.committed_chunk_count == 8
+    assert status.committed_chunk_count == 8, (status.counters, counts)
     assert total["saves_granted"] == total["chunks_committed"] == 8
     # What one did not write it was told at once to leave: it waited for nothing.
     passed_over = total.get("saves_busy", 0) + total.get("saves_existing", 0)
@@ -75,7 +74,7 @@ def test_two_engines_at_once_write_each_chunk_once(
         assert engine.call("reset")
         answer = engine.answer(prompts.aligned)
         assert answer.cached == 1024
-        assert_same(answer, reference.answer(prompts.aligned))
+        assert_same(answer, right)
     settle(pair, daemon)
 
 
@@ -122,9 +121,7 @@ def test_a_killed_service_costs_hits_until_it_is_back(
     settle(pair, daemon)
 
 
-def test_a_service_killed_during_a_load(
-    pair: Pair, daemon: Daemon, prompts: Prompts, reference: Reference
-) -> None:
+def test_a_service_killed_during_a_load(pair: Pair, daemon: Daemon, prompts: Prompts, reference: Reference) -> None:
     """The data path does not go through the service: the load ends well or is recomputed."""
     engine, _ = pair
     assert engine.call("reset")
@@ -139,9 +136,7 @@ def test_a_service_killed_during_a_load(
     settle(pair, daemon)
 
 
-def test_a_service_killed_during_a_save(
-    pair: Pair, daemon: Daemon, reference: Reference
-) -> None:
+def test_a_service_killed_during_a_save(pair: Pair, daemon: Daemon, reference: Reference) -> None:
     engine, other = pair
     prompt = make_prompt(53, 1024)
     engine.call("medium", writes="slow", delay_s=0.5)

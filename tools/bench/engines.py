@@ -46,8 +46,8 @@ def connector(**extra_config: Any) -> dict[str, Any]:
     }
 
 
-def embedded(pool: Path) -> dict[str, Any]:
-    return connector(pool={"path": str(pool), "size": POOL_SIZE})
+def embedded(pool: Path, **extra_config: Any) -> dict[str, Any]:
+    return connector(pool={"path": str(pool), "size": POOL_SIZE}, **extra_config)
 
 
 def engine_task(

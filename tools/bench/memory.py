@@ -35,6 +35,7 @@ NONE, EMBEDDED, SERVICE = "no connector", "embedded", "service"
 FORMS = (NONE, EMBEDDED, SERVICE)
 ROLES = {"scheduler process": "VLLM::EngineCore", "worker process": "VLLM::Worker"}
 SETTLE_S = 2.0
+LOOKUP_DEADLINE_MS = 2000  # on a busy machine, too, a load is to be seen
 QUICKSTART_UNIT_BYTES = 30 * 98_304
 PARTS_DEADLINE_S = 300
 MB = 1e6
@@ -102,9 +103,11 @@ def _surroundings(form: str, directory: Path, pool: Path) -> Iterator[tuple[dict
     """The configuration of the engine, and the process id of the service where there is one, else 0."""
     if form == SERVICE:
         with running_service(directory / "service", pool) as (address, pid):
-            yield connector(service=address), pid
+            yield connector(service=address, lookup_deadline_ms=LOOKUP_DEADLINE_MS), pid
+    elif form == EMBEDDED:
+        yield embedded(pool, lookup_deadline_ms=LOOKUP_DEADLINE_MS), 0
     else:
-        yield (embedded(pool) if form == EMBEDDED else None), 0
+        yield None, 0
 
 
 def _engine_memory(session_id: int, log: Path) -> dict[str, Memory]:

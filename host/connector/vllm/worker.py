@@ -63,7 +63,7 @@ class WorkerSide:
         self._attachment: Attachment | None = None
         self._told_holder_id = ""
         self._refused_holder_id = ""  # an attachment that this worker could not take up
-        self._liveness: int | None = None
+        self._liveness: int | None = None  # held only while something is written: an idle engine holds up nobody
         self._path: StagedPath | None = None
         self._pool_uuid = ""
         self._jobs: dict[str, tuple[LoadOrder, LoadJob | LoadResult]] = {}
@@ -171,6 +171,8 @@ class WorkerSide:
             written = self._path.take_written()
             self._writing -= len(written)
             self._written += written
+            if not self._writing:
+                self._let_go()
         ready = self._holder_id()
         if not self._written and not self._reports and ready == self._told_holder_id:
             return None
@@ -183,9 +185,8 @@ class WorkerSide:
             if isinstance(job, LoadJob):
                 job.abandon("the engine is shutting down")
         is_quiet = self._path.close() if self._path is not None else True
-        if is_quiet and self._liveness is not None:
-            os.close(self._liveness)  # else it stays held, so that nobody reuses what we may still write
-            self._liveness = None
+        if is_quiet:
+            self._let_go()  # else it stays held, so that nobody reuses what we may still write
 
     # ---- inside --------------------------------------------------------------------------------------------------
 
@@ -196,19 +197,14 @@ class WorkerSide:
         if self._writing:
             return  # the order of the next step carries it again
         try:
-            liveness = hold_liveness(Path(attachment.liveness_path))
-            try:
-                self._open_path(attachment)
-            except BaseException:
-                os.close(liveness)
-                raise
+            os.close(hold_liveness(Path(attachment.liveness_path)))  # only to see that it is in reach
+            self._open_path(attachment)
         except MeshFusionError as error:
             logger.error("the pool is out of this worker's reach, nothing is saved or loaded: %s", error)
             self._refused_holder_id = attachment.holder_id
             return
-        if self._liveness is not None:
-            os.close(self._liveness)
-        self._liveness, self._attachment = liveness, attachment
+        assert self._liveness is None, "held only while something is written"
+        self._attachment = attachment
 
     def _holder_id(self) -> str:
         return self._attachment.holder_id if self._attachment else ""
@@ -249,7 +245,21 @@ class WorkerSide:
             return "granted to an earlier incarnation of this worker"
         if len(order.block_ids) != self._blocks_per_chunk:
             return f"{len(order.block_ids)} blocks in a chunk of {self._blocks_per_chunk}"
+        return self._hold(self._attachment)
+
+    def _hold(self, attachment: Attachment) -> str:
+        """Hold the liveness lock before the first write: while it is held, our space is nobody else's (rule 3)."""
+        if self._liveness is None:
+            try:
+                self._liveness = hold_liveness(Path(attachment.liveness_path))
+            except MeshFusionError as error:
+                return error.message
         return ""
+
+    def _let_go(self) -> None:
+        if self._liveness is not None:
+            os.close(self._liveness)
+            self._liveness = None
 
     def _shard_write(self, order: SaveOrder) -> ShardWrite:
         header = ChunkHeader(
