@@ -25,7 +25,7 @@ SAVE_DEADLINE_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What one engine process reported. ``again_*``: of the second time it was asked, when it was (else of the first)."""
+    """What one engine process reported. ``again_*``: of the second time it was asked, if it was, else of the first."""
 
     start_s: float
     prompt_tokens: int

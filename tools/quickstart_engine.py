@@ -2,7 +2,7 @@
 
 The first process answers twice: the second time from its own prefix cache. That is the answer a process that takes its
 KV from the pool must give, token for token: both recompute one token over KV that exists. The cold answer itself need
-not be the same: a prefill of 4,096 tokens and a step of one token round differently, and a near tie may fall either way.
+not be the same: a prefill of 4,096 tokens and a step of one token round differently; a near tie may fall either way.
 
 Reads one JSON object (:class:`EngineTask`) from standard input; prints lines of JSON on the descriptor named there:
 ``{"event": "ready"}``, then ``{"event": "answered", ...}``; ends when standard input closes, so that whoever started

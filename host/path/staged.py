@@ -19,6 +19,7 @@ import numpy as np
 
 from meshfusion.dpu.api.types import Extent
 from meshfusion.host.kv.layout import GroupLayout
+from meshfusion.host.path.load_job import LoadJob, UnitFailure, UnitRead
 from meshfusion.jbof.digest import DigestKernels
 from meshfusion.jbof.errors import MediaError, MeshFusionError
 from meshfusion.jbof.format import ChunkHeader, encode_chunk_header
@@ -28,92 +29,6 @@ from meshfusion.jbof.media.file import DataFile
 logger = logging.getLogger("meshfusion.path")
 
 Memory = np.ndarray[tuple[int], np.dtype[np.uint8]]
-
-
-@dataclass(frozen=True, slots=True)
-class UnitRead:
-    """Bring ``unit_bytes`` at ``lba`` into device block ``block_id`` and prove them by ``digest``."""
-
-    lba: int
-    unit_bytes: int
-    block_id: int
-    digest: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class UnitFailure:
-    """``index`` of the unit in its job; ``is_mismatch``: the medium answered, with other bytes."""
-
-    index: int
-    is_mismatch: bool
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class LoadResult:
-    load_bytes: int
-    seconds: float
-    failures: tuple[UnitFailure, ...]
-
-
-class LoadJob:
-    """One load under way. Device memory is written only between ``_enter`` and ``_leave``, never after abandoning."""
-
-    def __init__(self, units: Sequence[UnitRead], deadline_s: float, now_s: float) -> None:
-        self.units = tuple(units)
-        self.deadline_s = deadline_s
-        self._started_s = now_s
-        self._finished_s = now_s
-        self._state = threading.Condition()
-        self._open = set(range(len(self.units)))
-        self._writing = 0
-        self._abandoned = False
-        self._failures: list[UnitFailure] = []
-
-    def result(self, now_s: float) -> LoadResult | None:
-        """The outcome, or None while it runs. Past its deadline the load is abandoned: what is missing has failed."""
-        with self._state:
-            if self._open and now_s >= self.deadline_s:
-                self._abandon("abandoned: it ran over its time")
-            if self._open:
-                return None
-            total = sum(unit.unit_bytes for unit in self.units)
-            return LoadResult(total, self._finished_s - self._started_s, tuple(self._failures))
-
-    def abandon(self, reason: str) -> None:
-        """After this returns, no thread writes the job's memory any more."""
-        with self._state:
-            self._abandon(reason)
-
-    def _abandon(self, reason: str) -> None:
-        self._abandoned = True
-        # A copy under way takes milliseconds and is waited for; a read under way is not: its bytes stay in staging.
-        self._state.wait_for(lambda: self._writing == 0)
-        for index in sorted(self._open):
-            self._failures.append(UnitFailure(index, False, reason))
-        self._open.clear()
-
-    def _enter(self) -> bool:
-        with self._state:
-            if self._abandoned:
-                return False
-            self._writing += 1
-            return True
-
-    def _leave(self) -> None:
-        with self._state:
-            self._writing -= 1
-            self._state.notify_all()
-
-    def _done(self, index: int, failure: UnitFailure | None) -> None:
-        with self._state:
-            if index not in self._open:
-                return
-            self._open.discard(index)
-            if failure is not None:
-                self._failures.append(failure)
-            if not self._open:
-                self._finished_s = time.monotonic()
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,32 +152,32 @@ class StagedPath:
         job = span.job
         if self._closing.is_set():
             job.abandon("the engine is shutting down")
-        if job._abandoned:
+        if job.is_abandoned:
             return
         open_indexes = list(range(span.first, span.first + span.count))
         try:
             self._data.read_into(span.lba, staging.view[: span.lba_count * self._lba_bytes])
             for at in range(span.count):
                 failure = self._place(job, span.first + at, staging, at * self._unit_lbas * self._lba_bytes)
-                job._done(open_indexes.pop(0), failure)
+                job.done(open_indexes.pop(0), failure)
         except MeshFusionError as error:
             for index in open_indexes:
-                job._done(index, UnitFailure(index, False, error.message))
+                job.done(index, UnitFailure(index, False, error.message))
         except Exception as error:  # a bug must fail the load, not the thread that later loads need
             logger.exception("loading a span failed")
             for index in open_indexes:
-                job._done(index, UnitFailure(index, False, repr(error)))
+                job.done(index, UnitFailure(index, False, repr(error)))
 
     def _place(self, job: LoadJob, index: int, staging: AlignedBuffer, offset: int) -> UnitFailure | None:
         unit = job.units[index]
-        if not job._enter():
+        if not job.enter():
             return None
         try:
             got = self._kernels.scatter_and_digest(
                 staging.array, offset, self._memory, self._layout.run_offsets(unit.block_id), self._layout.run_bytes
             )
         finally:
-            job._leave()
+            job.leave()
         if self._is_digest_right(got, unit.digest):
             with self.counters.lock:
                 self.counters.loaded_bytes += unit.unit_bytes

@@ -48,7 +48,8 @@ class Daemon:
         assert self._process.stdout is not None
         ready, _, _ = select.select([self._process.stdout], [], [], READY_S)
         line = self._process.stdout.readline() if ready else b""
-        assert line and json.loads(line)["ready"], self._log.read_text()[-3000:]
+        assert line, self._log.read_text()[-3000:]
+        assert json.loads(line)["ready"] is True
 
     def kill(self) -> None:
         if self._process is not None:

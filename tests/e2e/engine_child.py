@@ -141,6 +141,7 @@ class Engine:
         end_s = time.monotonic() + timeout_s
         while True:
             held = {name: value for name, value in self.gauges().items() if value}
+            held.update({"saves of unknown fate": fate} if (fate := _saves_under_way(self.counts())) else {})
             if not held and pool:
                 status = self.pool_status()
                 held = {name: status[name] for name in ("lease_count", "grant_count", "pinned_bytes") if status[name]}
@@ -207,6 +208,12 @@ class Engine:
     def questions(self) -> list[tuple[str, int, int | None, int]]:
         """Request, tokens it has locally, the answer (None: ask again), and how often it has been preempted."""
         return self._asked
+
+
+def _saves_under_way(counts: dict[str, int]) -> int:
+    """Every chunk with a place to go ends up committed, refused or failed."""
+    ends = ("chunks_committed", "commits_refused", "saves_failed")
+    return counts.get("saves_granted", 0) - sum(counts.get(name, 0) for name in ends)
 
 
 def _prompt(token_ids: list[int], salt: str | None) -> dict[str, Any]:

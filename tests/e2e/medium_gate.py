@@ -1,4 +1,4 @@
-"""Trouble for the data path of this process: reads and writes that are slow, stuck or failing; an index that is full."""
+"""Trouble for the data path of this process: reads and writes that are slow, stuck or failing; a full index."""
 
 from __future__ import annotations
 

@@ -18,7 +18,8 @@ import click
 import numpy as np
 
 from meshfusion.host.kv.layout import GroupLayout
-from meshfusion.host.path.staged import StagedPath, UnitRead
+from meshfusion.host.path.load_job import UnitRead
+from meshfusion.host.path.staged import StagedPath
 from meshfusion.jbof.digest import DigestKernels, load_kernels
 from meshfusion.jbof.errors import MediaError
 from meshfusion.jbof.format import LBA_BYTES

@@ -13,7 +13,8 @@ import numpy as np
 
 from meshfusion.dpu.api.types import Extent
 from meshfusion.host.kv.layout import GroupLayout
-from meshfusion.host.path.staged import ShardWrite, ShardWritten, StagedPath, UnitRead
+from meshfusion.host.path.load_job import UnitRead
+from meshfusion.host.path.staged import ShardWrite, ShardWritten, StagedPath
 from meshfusion.jbof.digest import DigestKernels
 from meshfusion.jbof.errors import MediaError
 from meshfusion.jbof.format import (

@@ -11,7 +11,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 
 from meshfusion.dpu.api.types import Attachment, Extent
-from meshfusion.host.path.staged import ShardWritten, UnitFailure, UnitRead
+from meshfusion.host.path.load_job import UnitFailure, UnitRead
+from meshfusion.host.path.staged import ShardWritten
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from meshfusion.host.connector.lookups import (
 from meshfusion.host.connector.vllm.chunking import Chunking, adapter_id
 from meshfusion.host.connector.vllm.messages import LoadOrder, LoadReport, StepOrders, StepReport, WorkerFacts
 from meshfusion.host.connector.vllm.save_pipeline import SavePipeline
-from meshfusion.host.path.staged import UnitFailure, UnitRead
+from meshfusion.host.path.load_job import UnitFailure, UnitRead
 from meshfusion.host.pool_client import PoolClient
 from meshfusion.host.pool_events import Attached, Committed, Event, LeasesLost, Matched, Reserved, ReserveWish
 

@@ -28,7 +28,8 @@ from meshfusion.host.kv.layout import backing_memory, derive_layout
 from meshfusion.host.kv.selftest import run_selftest
 from meshfusion.host.kv.weights import FileDigester, processor_fact, weights_fact
 from meshfusion.host.path.kernel_mover import KernelMover
-from meshfusion.host.path.staged import LoadJob, LoadResult, ShardWrite, ShardWritten, StagedPath, UnitFailure
+from meshfusion.host.path.load_job import LoadJob, LoadResult, UnitFailure
+from meshfusion.host.path.staged import ShardWrite, ShardWritten, StagedPath
 from meshfusion.jbof.digest import load_kernels
 from meshfusion.jbof.errors import FormatError, MeshFusionError
 from meshfusion.jbof.format import (

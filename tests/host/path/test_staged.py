@@ -13,7 +13,8 @@ import pytest
 
 from meshfusion.dpu.api.types import Extent
 from meshfusion.host.path.kernel_mover import KernelMover
-from meshfusion.host.path.staged import LoadJob, LoadResult, ShardWrite, ShardWritten, StagedPath, UnitRead
+from meshfusion.host.path.load_job import LoadJob, LoadResult, UnitRead
+from meshfusion.host.path.staged import ShardWrite, ShardWritten, StagedPath
 from meshfusion.jbof.digest import DigestKernels, load_kernels
 from meshfusion.jbof.errors import UnsupportedError
 from meshfusion.jbof.format import (
