@@ -27,28 +27,45 @@ class EstimateOptions:
     assumed_load_bytes_per_s: float = 100e6
 
 
+class _Rate:
+    """The median of the last few samples: robust against one slow step or one cold read."""
+
+    def __init__(self) -> None:
+        self._samples: deque[float] = deque(maxlen=SAMPLES)
+        self._median: float | None = None
+
+    def observe(self, amount: int, seconds: float) -> None:
+        self._samples.append(amount / seconds)
+        self._median = None
+
+    def per_s(self) -> float | None:
+        """None while there are too few samples. Kept until the next one: the scheduler asks more often than that."""
+        if self._median is None and len(self._samples) >= SAMPLES_MIN:
+            self._median = statistics.median(self._samples)
+        return self._median
+
+
 class LoadEstimate:
-    """Medians over the last few samples: robust against one slow step or one cold read."""
+    """What this engine's loads and prefill steps took, and what the next ones will."""
 
     def __init__(self, options: EstimateOptions) -> None:
         self._options = options
-        self._load_bytes_per_s: deque[float] = deque(maxlen=SAMPLES)
-        self._prefill_tokens_per_s: deque[float] = deque(maxlen=SAMPLES)
+        self._load = _Rate()
+        self._prefill = _Rate()
         self._refusals = 0
 
     def observe_load(self, load_bytes: int, seconds: float) -> None:
         if load_bytes > 0 and seconds > 0:
-            self._load_bytes_per_s.append(load_bytes / seconds)
+            self._load.observe(load_bytes, seconds)
 
     def observe_prefill(self, tokens: int, seconds: float) -> None:
         """A step that computed ``tokens`` took ``seconds``."""
         if tokens >= PREFILL_STEP_TOKENS_MIN and seconds > 0:
-            self._prefill_tokens_per_s.append(tokens / seconds)
+            self._prefill.observe(tokens, seconds)
 
     def load_s(self, load_bytes: int) -> float:
         """Expected seconds to load ``load_bytes``."""
-        is_measured = len(self._load_bytes_per_s) >= SAMPLES_MIN
-        rate = statistics.median(self._load_bytes_per_s) if is_measured else self._options.assumed_load_bytes_per_s
+        rate = self._load.per_s() or self._options.assumed_load_bytes_per_s
         return self._options.load_overhead_s + load_bytes / rate
 
     def abandon_after_s(self, load_bytes: int) -> float:
@@ -60,10 +77,10 @@ class LoadEstimate:
         Now and then a load is let through against the estimate: refused loads measure nothing, and a medium that was
         slow once would be held slow for ever.
         """
-        if min(len(self._prefill_tokens_per_s), len(self._load_bytes_per_s)) < SAMPLES_MIN:
+        prefill = self._prefill.per_s()
+        if prefill is None or self._load.per_s() is None:
             return True
-        recompute_s = tokens / statistics.median(self._prefill_tokens_per_s)
-        if self.load_s(load_bytes) < recompute_s or self._refusals >= REFUSALS_BETWEEN_PROBES:
+        if self.load_s(load_bytes) < tokens / prefill or self._refusals >= REFUSALS_BETWEEN_PROBES:
             self._refusals = 0
             return True
         self._refusals += 1

@@ -102,7 +102,7 @@ class StagedPath:
         self._writes: queue.SimpleQueue[tuple[ShardWrite, ...] | None] = queue.SimpleQueue()
         self._written: queue.SimpleQueue[ShardWritten] = queue.SimpleQueue()
         self._closing = threading.Event()
-        self._write_staging = AlignedBuffer(write_bytes)
+        self._write_staging = AlignedBuffer(write_bytes, huge_pages=True)
         self.counters = PathCounters()
         self._threads = [
             threading.Thread(target=self._load_loop, name=f"meshfusion-load-{i}", daemon=True)
@@ -140,7 +140,7 @@ class StagedPath:
         return spans
 
     def _load_loop(self) -> None:
-        staging = AlignedBuffer(self._read_lbas * self._lba_bytes)
+        staging = AlignedBuffer(self._read_lbas * self._lba_bytes, huge_pages=True)
         try:
             while (span := self._spans.get()) is not None:
                 self._load_span(span, staging)

@@ -59,19 +59,24 @@ class SavePipeline:
             [block.block_id for block in blocks],
             adapter_id(request),
         )
+        if not chosen:
+            return []
         key_of = self._chunking.key_maker(request, identity)
-        return [self._wish(save, blocks, identity, key_of) for save in chosen]
+        wishes = [self._wish(save, blocks, identity, key_of) for save in chosen]
+        self._manager.block_pool.touch([block for save in chosen for block in self._pinned[save.save_id]])
+        return wishes
 
     def reserved(self, event: Reserved) -> None:
         """The service answered: what got a place goes to the worker, the rest is unpinned."""
+        done: list[int] = []
         for i, save_id in enumerate(event.save_ids):
             if event.results is None:
                 self.saves.refused(save_id)
-                self._unpin(save_id)
+                done.append(save_id)
                 continue
             save, result = self.saves.pending(save_id), event.results[i]
             if not self.saves.reserved(save_id, result):
-                self._unpin(save_id)
+                done.append(save_id)
                 continue
             (extent,) = result.extents
             self._granted[save_id] = GrantedSave(
@@ -88,6 +93,7 @@ class SavePipeline:
                     save.block_ids,
                 )
             )
+        self._unpin(done)
 
     def take_orders(self) -> tuple[SaveOrder, ...]:
         """What the worker is to write now."""
@@ -100,7 +106,6 @@ class SavePipeline:
         for result in results:
             granted = self._granted.pop(result.save_id)
             self.saves.written(result.save_id, ok=result.unit_digests is not None)
-            self._unpin(result.save_id)
             whom = (granted.holder_id, granted.epoch)
             if result.unit_digests is None:
                 logger.warning("a chunk was not saved: %s", result.reason)
@@ -108,14 +113,13 @@ class SavePipeline:
             else:
                 commits.setdefault(whom, []).append(api.CommitItem(granted.grant_id, (result.unit_digests,)))
                 self.counters["saved_bytes"] += self._chunk_bytes
+        self._unpin([result.save_id for result in results])
         for (holder_id, epoch), items in commits.items():
             self._client.commit(holder_id, epoch, tuple(items))
 
     def _wish(self, save: ChunkSave, blocks: Any, identity: bytes, key_of: KeyMaker) -> ReserveWish:
         first = save.position_tokens // self._chunking.block_tokens
-        pinned = list(blocks[first : first + self._chunking.blocks_per_chunk])
-        self._manager.block_pool.touch(pinned)
-        self._pinned[save.save_id] = pinned
+        self._pinned[save.save_id] = blocks[first : first + self._chunking.blocks_per_chunk]
         return ReserveWish(
             save_id=save.save_id,
             identity=identity,
@@ -125,5 +129,8 @@ class SavePipeline:
             shard=self._shard,
         )
 
-    def _unpin(self, save_id: int) -> None:
-        self._manager.block_pool.free_blocks(reversed(self._pinned.pop(save_id)))
+    def _unpin(self, save_ids: list[int]) -> None:
+        """Give the blocks back, the last of a prompt first: its first ones are worth keeping longest."""
+        blocks = [block for save_id in save_ids for block in self._pinned.pop(save_id)]
+        if blocks:
+            self._manager.block_pool.free_blocks(reversed(blocks))
