@@ -16,13 +16,14 @@ from pathlib import Path
 from types import TracebackType
 
 from meshfusion.dpu.api import types as api
-from meshfusion.dpu.api.liveness import create_liveness, take_liveness_away
+from meshfusion.dpu.api.liveness import create_liveness, forget_liveness, take_liveness_away
 from meshfusion.dpu.index import Index, IndexTotals
 from meshfusion.dpu.index_files import open_index, scan_in_child
 from meshfusion.dpu.owner_lock import OwnerLock
-from meshfusion.dpu.pool_dir import PoolLayout, create_pool, geometry_of, read_label
+from meshfusion.dpu.pool_dir import LIVENESS_SUFFIX, PoolLayout, create_pool, geometry_of, read_label
 from meshfusion.dpu.pool_inspect import CheckReport, check_pool, inspect_pool
 from meshfusion.dpu.pool_writer import TransactionWriter
+from meshfusion.dpu.store.checks import refuse_unserved
 from meshfusion.dpu.store.store import NAMESPACE, Reply, Step, Store, StoreOptions
 from meshfusion.jbof.errors import MeshFusionError
 from meshfusion.jbof.format import FORMAT_VERSION, Label
@@ -70,9 +71,11 @@ class Pool:
         )
         self._store.counters["index_entries_damaged"] = totals.damaged_count
         self._mutex = threading.Lock()
+        self._ending: dict[int, str] = {}  # ticket of a fence or a farewell -> holder
         self._writer = TransactionWriter(index, self._settle)
         self._stop = threading.Event()
         self._ticker = threading.Thread(target=self._tick_loop, name="meshfusion-tick", daemon=True)
+        self._forget_unlisted()
         self._probe_holders(clock())
         self._ticker.start()
 
@@ -101,12 +104,15 @@ class Pool:
     # ---- ChunkService --------------------------------------------------------------------------------------------
 
     def attach(self, request: api.AttachRequest, *, deadline_s: float) -> api.Attachment:
+        refuse_unserved(request)  # before its incarnation becomes the name of a file
+        liveness = self._layout.liveness(request.incarnation)
         with self._mutex:
+            # The file before the durable listing: a listed holder whose file is missing could never be called gone.
+            if not self._store.knows(request.incarnation) and not self._store.is_fenced(request.incarnation):
+                create_liveness(liveness)
             step = self._store.attach(self._clock(), request)
             self._submit(step)
         holder_id = self._wait(step, deadline_s)
-        liveness = self._layout.liveness(holder_id)
-        create_liveness(liveness)
         geometry = geometry_of(self._label)
         namespace = api.Namespace(
             nsid=NAMESPACE,
@@ -165,7 +171,7 @@ class Pool:
         with self._mutex:
             step = self._store.drop(self._clock(), request, found)
             self._submit(step)
-        logger.warning("chunk %s dropped: %s", request.key.hex(), request.reason)
+        logger.warning("chunk %s dropped: %r", request.key.hex(), request.reason)
         return self._wait(step, deadline_s)
 
     def detach(self, request: api.DetachRequest, *, deadline_s: float) -> None:
@@ -177,6 +183,7 @@ class Pool:
                 logger.warning("holder %s detached while a process of it lives; it is watched", request.holder_id)
                 return
             step = self._store.detach(self._clock(), request)
+            self._ending[step.ticket] = request.holder_id
             self._submit(step)
         self._wait(step, deadline_s)
 
@@ -229,8 +236,11 @@ class Pool:
     def _settle(self, ticket: int, error: MeshFusionError | None) -> None:
         """Called by the writer, in ticket order, before waiters are woken."""
         with self._mutex:
+            ending = self._ending.pop(ticket, None)
             if error is None:
                 self._store.durable(ticket)
+                if ending is not None:
+                    forget_liveness(self._layout.liveness(ending))
             else:
                 self._store.failed(self._clock(), ticket, error.message)
         if error is not None:
@@ -248,7 +258,15 @@ class Pool:
             for holder_id in self._store.holders_to_probe(now_s):
                 if take_liveness_away(self._layout.liveness(holder_id)):
                     logger.info("holder %s is gone: fenced", holder_id)
-                    self._submit(self._store.liveness_lock_free(now_s, holder_id))
+                    step = self._store.liveness_lock_free(now_s, holder_id)
+                    self._ending[step.ticket] = holder_id
+                    self._submit(step)
+
+    def _forget_unlisted(self) -> None:
+        """Liveness files of holders that left or were fenced just before an earlier owner of the pool ended."""
+        for path in self._layout.holders.glob(f"*{LIVENESS_SUFFIX}"):
+            if not self._store.knows(path.name.removesuffix(LIVENESS_SUFFIX)):
+                forget_liveness(path)
 
     def _status(self, chunk_count: int, payload_bytes: int) -> api.PoolStatus:
         store, geometry = self._store, geometry_of(self._label)

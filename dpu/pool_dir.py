@@ -26,6 +26,7 @@ from meshfusion.jbof.segments import SegmentGeometry
 
 DEFAULT_SEGMENT_BYTES = 64 << 20
 MIN_SEGMENT_COUNT = 4
+LIVENESS_SUFFIX = ".alive"
 _DATA_POINTER = "data.path"  # present when the data lies outside the pool directory (a block device)
 
 
@@ -55,7 +56,7 @@ class PoolLayout:
         return self.directory / "holders"
 
     def liveness(self, holder_id: str) -> Path:
-        return self.holders / f"{holder_id}.alive"
+        return self.holders / f"{holder_id}{LIVENESS_SUFFIX}"
 
 
 def geometry_of(label: Label) -> SegmentGeometry:
@@ -208,6 +209,7 @@ def _remove_tree(path: Path) -> None:
 __all__ = [
     "DEFAULT_SEGMENT_BYTES",
     "FORMAT_VERSION",
+    "LIVENESS_SUFFIX",
     "PoolLayout",
     "create_pool",
     "geometry_of",

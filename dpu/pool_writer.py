@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 from collections.abc import Callable
@@ -9,6 +10,8 @@ from collections.abc import Callable
 from meshfusion.dpu.index import Index
 from meshfusion.dpu.store.effects import Effect
 from meshfusion.jbof.errors import MediaError, MeshFusionError, ServiceUnavailableError
+
+logger = logging.getLogger("meshfusion.index")
 
 _GROUP_MAX = 64
 
@@ -81,4 +84,7 @@ class TransactionWriter:
             return error
         except OSError as error:
             return MediaError(f"the index cannot be written: {error}", next_step="check its filesystem")
+        except Exception as error:  # a bug must fail this transaction, not the thread that all others need
+            logger.exception("an index transaction failed")
+            return MediaError(f"the index transaction failed: {error!r}", next_step="report this with the log")
         return None

@@ -13,6 +13,9 @@ from meshfusion.jbof.segments import SegmentGeometry
 
 _INCARNATION = re.compile(r"[0-9A-Za-z_-]{1,64}")  # it names a file
 
+_U32_MAX = 2**32 - 1  # what an index record and a chunk header can hold
+_U64_MAX = 2**64 - 1
+
 
 def refuse_unserved(request: api.AttachRequest) -> None:
     """What the API can say and this version does not serve, all at once."""
@@ -46,6 +49,11 @@ def refuse_item(item: api.ReserveItem, geometry: SegmentGeometry) -> None:
             f"a chunk with copies={item.copies}, group={item.group}, ranks={[s.rank for s in item.shards]} is not "
             "served yet",
             next_step="use one copy, group 0 and rank 0",
+        )
+    if not (0 < item.token_count <= _U32_MAX and 0 <= item.position_tokens <= _U64_MAX):
+        raise ServiceError(
+            f"token_count {item.token_count} or position_tokens {item.position_tokens} is out of range",
+            next_step=f"use 1 to {_U32_MAX} tokens at a position from 0",
         )
     for shard in item.shards:
         lba_count = shard_lba_count(shard.unit_bytes, shard.unit_count, geometry.lba_bytes)

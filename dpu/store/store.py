@@ -155,6 +155,9 @@ class Store:
     def knows(self, holder_id: str) -> bool:
         return holder_id in self._holders
 
+    def is_fenced(self, holder_id: str) -> bool:
+        return holder_id in self._fenced
+
     def heartbeat(self, now_s: float, request: api.HeartbeatRequest) -> api.HeartbeatReply:
         self._holder(now_s, request.holder_id, request.epoch)
         return api.HeartbeatReply(self.leases.renew(now_s, request.holder_id, request.lease_ids))

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from meshfusion.host.kv.freshness import first_changed_since
 from meshfusion.host.kv.weights import WEIGHT_SUFFIXES, FileDigester
 from meshfusion.jbof.errors import UnsupportedError
 
@@ -39,7 +40,12 @@ class AdapterDigests:
     from the scheduler's thread; later calls only look at file times.
     """
 
-    def __init__(self, *, lora_dtype: str = "", digester: FileDigester | None = None) -> None:
+    def __init__(
+        self, *, lora_dtype: str = "", digester: FileDigester | None = None, engine_started_ns: int | None = None
+    ) -> None:
+        """``engine_started_ns``: when the engine's process began. It loads an adapter at a moment we do not see, so one
+        whose files changed since then is not reused: they may be another version's."""
+        self._engine_started_ns = engine_started_ns
         self._lora_dtype = lora_dtype
         self._digester = digester or FileDigester(cache_path=None, thread_count=2)
         self._seen: dict[int, _Seen] = {}
@@ -74,6 +80,9 @@ class AdapterDigests:
                 reason = "its path or files changed since it was first used"
             if seen is not None and not reason:
                 return seen.digest, seen
+            if not reason and self._engine_started_ns is not None:
+                changed = first_changed_since([Path(path), *files], self._engine_started_ns)
+                reason = f"{changed} was changed after the engine began" if changed is not None else ""
             if not reason and not any(file.name.endswith(WEIGHT_SUFFIXES) for file in files):
                 reason = f"there are no weight files in {path}"
             digest = None if reason else self._content_digest(files, flags)

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from meshfusion.host.kv.freshness import first_changed_since
 from meshfusion.jbof.errors import UnsupportedError
 
 logger = logging.getLogger(__name__)
@@ -135,9 +136,11 @@ def weights_fact(
     *,
     weights_id: str | None = None,
     digester: FileDigester | None = None,
+    engine_started_ns: int | None = None,
 ) -> str:
     """What the identity says about the weights: ``files:<hex>``, or ``vouched:<id>`` when the user says so.
 
+    ``engine_started_ns``: when the process that loaded them began; files changed since then are refused.
     Raises :class:`UnsupportedError` when the weights cannot be told from their files.
     """
     if weights_id is not None:
@@ -165,7 +168,19 @@ def weights_fact(
             *suffixes,
             ".py",
         )  # code from the model folder may change what the bytes mean
-    return f"files:{folder_digest(folder, suffixes, digester or FileDigester())}"
+    digest = folder_digest(folder, suffixes, digester or FileDigester())
+    if engine_started_ns is not None:
+        _refuse_changed(folder, suffixes, engine_started_ns)
+    return f"files:{digest}"
+
+
+def _refuse_changed(folder: Path, suffixes: tuple[str, ...], engine_started_ns: int) -> None:
+    changed = first_changed_since([folder, *_matching_files(folder, suffixes)], engine_started_ns)
+    if changed is not None:
+        raise UnsupportedError(
+            f"{changed} was changed after this engine process began: which weights it has loaded is not known",
+            next_step=f"start the engine again now that the files are in place, or {_VOUCH}",
+        )
 
 
 def resolve_model_folder(model_config: Any, load_config: Any) -> Path:
@@ -199,7 +214,7 @@ def resolve_model_folder(model_config: Any, load_config: Any) -> Path:
 
 def folder_digest(folder: Path, suffixes: tuple[str, ...], digester: FileDigester) -> str:
     """Hex digest over (name, size, content) of the matching top-level files. The folder's own path stays out."""
-    files = sorted(path for path in folder.iterdir() if path.name.endswith(suffixes) and path.is_file())
+    files = _matching_files(folder, suffixes)
     if not any(path.name.endswith(WEIGHT_SUFFIXES) for path in files):
         raise UnsupportedError(
             f"no weight files ({', '.join(WEIGHT_SUFFIXES)}) in {folder}",
@@ -208,6 +223,10 @@ def folder_digest(folder: Path, suffixes: tuple[str, ...], digester: FileDigeste
     digests = digester.digest_files(files)
     rows = [[path.name, digests[path]] for path in files]
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
+
+
+def _matching_files(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.name.endswith(suffixes) and path.is_file())
 
 
 def processor_fact(model_config: Any, load_config: Any) -> str:

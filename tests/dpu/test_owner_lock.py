@@ -1,17 +1,22 @@
-"""One owner per pool directory, and one per data, whichever directory names it."""
+"""One owner per pool directory and per data; what proves that a holder is gone; a writer that outlives bugs."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from meshfusion.dpu.api import types as api
+from meshfusion.dpu.api.liveness import create_liveness, forget_liveness, hold_liveness, take_liveness_away
+from meshfusion.dpu.index import Index
 from meshfusion.dpu.pool import Pool, create_pool
 from meshfusion.dpu.pool_dir import PoolLayout
-from meshfusion.jbof.errors import FormatError, PoolBusyError
+from meshfusion.jbof.errors import FormatError, MediaError, PoolBusyError, ServiceError
 
 SIZE_BYTES = 16 << 20
 SEGMENT_BYTES = 1 << 20
@@ -53,3 +58,51 @@ def test_a_pool_on_a_block_device(tmp_path: Path, loop_device: Path) -> None:
     with pytest.raises(FormatError, match="not blank"):
         create_pool(tmp_path / "again", size_bytes=SIZE_BYTES, segment_bytes=SEGMENT_BYTES, data_path=loop_device)
     assert not (tmp_path / "again").exists()
+
+
+def test_a_missing_liveness_file_means_unknown_and_a_taken_one_is_never_held_again(tmp_path: Path) -> None:
+    path = tmp_path / "holder.alive"
+    create_liveness(path)
+    held = hold_liveness(path)
+    assert not take_liveness_away(path), "a process holds it"
+    path.rename(tmp_path / "moved")
+    assert not take_liveness_away(path), "it is out of sight, its holder may be writing"
+    (tmp_path / "moved").rename(path)
+    os.close(held)
+    assert take_liveness_away(path)
+    assert take_liveness_away(path), "asked again before the fence is durable"
+    with pytest.raises(MediaError, match="was fenced"):
+        hold_liveness(path)
+    forget_liveness(path)
+    with pytest.raises(MediaError, match="was fenced"):
+        hold_liveness(path)
+
+
+def test_liveness_files_end_with_their_holders(tmp_path: Path) -> None:
+    create_pool(tmp_path / "pool", size_bytes=SIZE_BYTES, segment_bytes=SEGMENT_BYTES)
+    holders = tmp_path / "pool" / "holders"
+    with Pool.open(tmp_path / "pool") as pool:
+        for incarnation in ("stays", "leaves"):
+            request = api.AttachRequest(incarnation, "vllm", "0.32.0", "here", 1, b"I" * 32, 1)
+            pool.attach(request, deadline_s=5.0)
+        pool.detach(api.DetachRequest("leaves"), deadline_s=5.0)
+        assert [path.name for path in holders.iterdir()] == ["stays.alive"]
+    (holders / "nobody.alive").touch()
+    with Pool.open(tmp_path / "pool") as pool:
+        deadline_s = time.monotonic() + 10.0
+        while pool.status(deadline_s=1.0).holders and time.monotonic() < deadline_s:
+            time.sleep(0.05)
+    assert not list(holders.iterdir())
+
+
+def test_a_bug_in_one_transaction_does_not_end_the_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    create_pool(tmp_path / "pool", size_bytes=SIZE_BYTES, segment_bytes=SEGMENT_BYTES)
+    with Pool.open(tmp_path / "pool") as pool:
+        with monkeypatch.context() as patch:
+            patch.setattr(Index, "apply", lambda *_: 1 // 0)
+            with pytest.raises(MediaError, match="ZeroDivisionError"):
+                pool.attach(api.AttachRequest("a", "vllm", "0.32.0", "here", 1, b"I" * 32, 1), deadline_s=5.0)
+        attachment = pool.attach(api.AttachRequest("b", "vllm", "0.32.0", "here", 1, b"I" * 32, 1), deadline_s=5.0)
+        item = api.ReserveItem(b"k" * 32, 0, 0, 2**32, (api.ShardSize(0, 4096, 1),))
+        with pytest.raises(ServiceError, match="token_count 4294967296"):
+            pool.reserve(api.ReserveRequest("b", attachment.epoch, (item,)), deadline_s=5.0)

@@ -130,7 +130,9 @@ class Engine:
         return {**side.gauges(), "waiting": len(self._scheduler.waiting), "running": len(self._scheduler.running)}
 
     def counts(self) -> dict[str, int]:
-        return dict(self._scheduler.connector.scheduler_side.counts())
+        side = self._scheduler.connector.scheduler_side
+        side._take_events()  # an idle engine makes no steps, and so does not see how the last commits ended
+        return dict(side.counts())
 
     def pool_status(self) -> dict[str, Any]:
         status = self._scheduler.connector._service.status(deadline_s=5.0)
@@ -148,7 +150,7 @@ class Engine:
             if not held:
                 return {"counts": self.counts(), **({"pool": status} if pool else {})}
             if time.monotonic() > end_s:
-                raise TimeoutError(f"still held after {timeout_s} s: {held}")
+                raise TimeoutError(f"still held after {timeout_s} s: {held}; {self.counts()}")
             self._step()
             time.sleep(0.005)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from meshfusion.host.kv.adapters import AdapterDigests
+from meshfusion.host.kv.freshness import process_started_ns
 from meshfusion.host.kv.identity import chunk_key
 
 KeyMaker = Callable[[int, bytes], bytes | None]
@@ -19,7 +20,7 @@ class Chunking:
         self.blocks_per_chunk = blocks_per_chunk
         self.chunk_tokens = block_tokens * blocks_per_chunk
         self._hashes_per_block = hashes_per_block
-        self._adapters = AdapterDigests(lora_dtype=lora_dtype)
+        self._adapters = AdapterDigests(lora_dtype=lora_dtype, engine_started_ns=process_started_ns())
 
     def block_hashes(self, request: Any) -> Sequence[bytes]:
         """One hash per full block."""

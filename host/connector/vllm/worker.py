@@ -23,6 +23,7 @@ from meshfusion.host.connector.vllm.messages import (
     StepReport,
     WorkerFacts,
 )
+from meshfusion.host.kv.freshness import process_started_ns
 from meshfusion.host.kv.identity import build_identity, hash_block_tokens
 from meshfusion.host.kv.layout import backing_memory, derive_layout
 from meshfusion.host.kv.selftest import run_selftest
@@ -88,7 +89,13 @@ class WorkerSide:
             self._kv_cache_config,
             kv_caches,
             self._layout,
-            weights_fact(model_config, load_config, weights_id=self._config.weights_id, digester=FileDigester()),
+            weights_fact(
+                model_config,
+                load_config,
+                weights_id=self._config.weights_id,
+                digester=FileDigester(),
+                engine_started_ns=process_started_ns(),
+            ),
             blocks_per_chunk=self._blocks_per_chunk,
             processor=processor_fact(model_config, load_config),
         )
