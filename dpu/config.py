@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -10,9 +11,13 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from meshfusion.dpu.api.address import TcpAddress, UnixAddress, parse_address
 from meshfusion.dpu.config_problems import ConfigProblem, ConfigProblemsError, describe_errors
+from meshfusion.dpu.pool_place import is_free
+from meshfusion.dpu.pool_sizes import size_problems
 from meshfusion.dpu.yaml_document import YamlDocument, read_yaml
 from meshfusion.jbof.errors import ConfigError
 from meshfusion.jbof.sizes import parse_size_bytes
+
+MAX_FILE_BYTES = 1 << 20
 
 
 def _absolute_path(value: object) -> Path:
@@ -117,7 +122,25 @@ def load_service_config(path: Path) -> ServiceConfig:
     Raises :class:`~meshfusion.dpu.config_problems.ConfigProblemsError` that lists every problem, or
     :class:`~meshfusion.jbof.errors.ConfigError` when the file is no readable YAML at all.
     """
-    return check_service_config(read_yaml(path), str(path))
+    return check_service_config(read_config_file(path), str(path))
+
+
+def read_config_file(path: Path) -> YamlDocument:
+    """As :func:`~meshfusion.dpu.yaml_document.read_yaml`, but never waits for a pipe nor reads without end."""
+    try:
+        found = path.stat()
+    except OSError:
+        return read_yaml(path)  # which says what is wrong
+    if stat.S_ISDIR(found.st_mode):
+        return read_yaml(path)
+    if not stat.S_ISREG(found.st_mode):
+        raise ConfigError(f"{path}: is not a regular file", next_step="Name a file that holds the configuration.")
+    if found.st_size > MAX_FILE_BYTES:
+        raise ConfigError(
+            f"{path}: has {found.st_size} bytes, more than the {MAX_FILE_BYTES} of any configuration",
+            next_step="Name a file that holds the configuration.",
+        )
+    return read_yaml(path)
 
 
 def check_service_config(document: YamlDocument, name: str) -> ServiceConfig:
@@ -158,30 +181,48 @@ def _surroundings(document: YamlDocument) -> list[ConfigProblem]:
         if problem:
             add(("listen",), document.data["listen"], f"the socket's directory {socket_dir} {problem[0]}", problem[1])
     pool = document.data.get("pool")
-    if not isinstance(pool, dict) or not _is_absolute(pool.get("path")):
+    if not isinstance(pool, dict):
         return problems
+    create, has_path = pool.get("create") is True, _is_absolute(pool.get("path"))
+    if has_path and not pool_is_absent(Path(pool["path"])):
+        return problems
+    if create:
+        for name, value, unfit, fix in _unfit_sizes(pool):
+            add(("pool", name), value, unfit, fix)
+    if not has_path:
+        return problems
+    path: Path = Path(pool["path"])
     data_path: Any = pool.get("data_path")
-    path, create = Path(pool["path"]), pool.get("create") is True
-    if not pool_is_absent(path):
-        return problems
     if not create:
         fix = f"set pool.create: true and pool.size, or run: mfctl pool create {path} --size 4GiB"
         add(("pool", "path"), pool["path"], "there is no pool", fix)
         return problems
     if pool.get("size") is None:
         add(("pool", "size"), None, "is needed to create the pool", "add for example size: 4GiB")
-    problem = directory_problem(path.parent)
+    folder = path if path.is_dir() else path.parent
+    problem = directory_problem(folder)
     if problem:
-        add(("pool", "path"), pool["path"], f"the directory {path.parent} {problem[0]}", problem[1])
+        add(("pool", "path"), pool["path"], f"the directory {folder} {problem[0]}", problem[1])
     if _is_absolute(data_path) and not _exists(Path(data_path)):
         add(("pool", "data_path"), data_path, "does not exist", "name an existing block device or file, or remove it")
     return problems
 
 
-def pool_is_absent(path: Path) -> bool:
-    """Nothing is at ``path``, or a directory made ready for a pool, say by a package or a mount."""
+def _unfit_sizes(pool: dict[Any, Any]) -> list[tuple[str, object, str, str]]:
+    """What creating the pool would refuse; ``(field, value, problem, fix)``. Sizes that are none are told elsewhere."""
+    default = PoolConfig.model_fields["segment_size"].default
     try:
-        return not path.exists() or (path.is_dir() and not any(path.iterdir()))
+        size = parse_size_bytes(pool.get("size"))
+        segment_size = parse_size_bytes(pool.get("segment_size", default))
+    except ValueError:
+        return []
+    return [(p.field, pool.get(p.field), p.problem, p.fix) for p in size_problems(size, segment_size)]
+
+
+def pool_is_absent(path: Path) -> bool:
+    """Nothing is at ``path``, or a directory in which a pool can be created."""
+    try:
+        return is_free(path)
     except OSError:
         return False  # it may not be entered: opening it will say so
 

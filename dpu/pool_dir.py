@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
-import shutil
 import time
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
 from meshfusion.dpu.index_files import create_index
+from meshfusion.dpu.pool_place import (
+    CREATING,
+    DATA_POINTER,
+    building,
+    check_free,
+    check_not_in_progress,
+    is_free,
+    sync_directory,
+)
+from meshfusion.dpu.pool_sizes import size_problems
 from meshfusion.jbof.errors import ConfigError, FormatError, MediaError
 from meshfusion.jbof.format import (
     DATA_START_LBA,
@@ -21,27 +31,24 @@ from meshfusion.jbof.format import (
     decode_label_copies,
     encode_label,
 )
-from meshfusion.jbof.media.file import DirectMode, create_data_file, open_data_file
+from meshfusion.jbof.media.file import DataFileError, DirectMode, create_data_file, open_data_file
 from meshfusion.jbof.segments import SegmentGeometry
+from meshfusion.jbof.sizes import format_size
 
 DEFAULT_SEGMENT_BYTES = 64 << 20
-MIN_SEGMENT_COUNT = 4
 LIVENESS_SUFFIX = ".alive"
-_DATA_POINTER = "data.path"  # present when the data lies outside the pool directory (a block device)
+_MAX_POINTER_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class PoolLayout:
-    """Where the parts of a pool lie."""
+    """Where the parts of a pool lie. ``data`` raises :class:`FormatError` when its pointer is damaged."""
 
     directory: Path
 
     @property
     def data(self) -> Path:
-        pointer = self.directory / _DATA_POINTER
-        if pointer.exists():
-            return Path(pointer.read_text().strip())
-        return self.directory / "data"
+        return _data_pointer(self.directory / DATA_POINTER) or self.directory / "data"
 
     @property
     def index(self) -> Path:
@@ -66,17 +73,18 @@ def geometry_of(label: Label) -> SegmentGeometry:
 def create_pool(
     path: Path, *, size_bytes: int, segment_bytes: int = DEFAULT_SEGMENT_BYTES, data_path: Path | None = None
 ) -> Label:
-    """Make a new, empty pool in the new directory ``path``. Space is reserved now, so a full disk shows now.
+    """Make a new, empty pool in ``path``: a new directory, or one that :func:`~meshfusion.dpu.pool_place.is_free`.
+    Space is reserved now, so a full disk shows now. Of ``size_bytes``, whole blocks and segments are used.
 
-    Raises :class:`ConfigError` for sizes that cannot work, :class:`FormatError` when something is there already, and
-    :class:`MediaError` when the space cannot be had. Nothing half-made is left behind.
+    Raises :class:`ConfigError` for sizes and paths that cannot work, :class:`FormatError` when something is there
+    already, :class:`~meshfusion.jbof.errors.PoolBusyError` while another process creates it, and :class:`MediaError`
+    when the space cannot be had. Nothing half-made is left behind; what a killed process leaves, the next creation
+    removes.
     """
-    _check_sizes(size_bytes, segment_bytes)
+    for problem in size_problems(size_bytes, segment_bytes):
+        raise ConfigError(problem.problem, next_step=problem.fix)
+    size_bytes -= size_bytes % LBA_BYTES
     path = path.absolute()
-    if path.exists() and any(path.iterdir() if path.is_dir() else [path]):
-        raise FormatError(f"{path} exists and is not empty", next_step="choose a new directory for the pool")
-    if not path.parent.is_dir():
-        raise ConfigError(f"the directory {path.parent} does not exist", next_step=f"mkdir -p {path.parent}")
     label = Label(
         pool_uuid=uuid.uuid4().bytes,
         created_unix_s=int(time.time()),
@@ -85,44 +93,32 @@ def create_pool(
         segment_count=(size_bytes - DATA_START_LBA * LBA_BYTES) // segment_bytes,
         data_start_lba=DATA_START_LBA,
     )
-    building = path.parent / f".{path.name}.creating-{os.getpid()}"
-    layout = PoolLayout(building)
     try:
-        building.mkdir(mode=0o700)
-        layout.holders.mkdir(mode=0o700)
-        if data_path is None:
-            create_data_file(layout.data, size_bytes)
-        else:
-            _check_device_is_blank(data_path, size_bytes)
-            (building / _DATA_POINTER).write_text(str(data_path.absolute()))
-        pool_uuid = str(uuid.UUID(bytes=label.pool_uuid))
-        create_index(layout.index, pool_uuid, geometry_of(label).capacity_bytes)
-        _write_label(layout.data, label)
-        _sync_directory(layout.index)
-        _sync_directory(building)
-        if path.exists():
-            path.rmdir()
-        building.rename(path)
-        _sync_directory(path.parent)
+        _check_place(path, data_path)
+        with building(path):
+            _build(PoolLayout(path), label, size_bytes, data_path)
+    except DataFileError as error:
+        if error.errno != errno.EFBIG:
+            raise
+        raise MediaError(
+            f"the filesystem of {path} cannot hold a file of {format_size(size_bytes)}",
+            next_step="choose a smaller size, another filesystem such as XFS, or a block device with --data-path",
+        ) from error
     except OSError as error:
         raise MediaError(
             f"the pool {path} cannot be created: {error}", next_step="check space and permissions of its directory"
         ) from error
-    finally:
-        _remove_tree(building)
     return label
 
 
 def read_label(layout: PoolLayout) -> Label:
     """The pool's label, checked against the size of its data.
 
-    Raises :class:`FormatError` when this is no pool, of another version, damaged or truncated.
+    Raises :class:`FormatError` when this is no pool, of another version, damaged or truncated,
+    :class:`~meshfusion.jbof.errors.PoolBusyError` while it is being created, and :class:`MediaError` when it cannot
+    be read.
     """
-    if not layout.directory.is_dir() or not layout.index.is_dir():
-        raise FormatError(
-            f"{layout.directory} is not a MeshFusion pool",
-            next_step=f"mfctl pool create {layout.directory} --size 4GiB",
-        )
+    _check_is_pool(layout)
     if not layout.data.exists():
         raise FormatError(
             f"the pool's data {layout.data} is missing", next_step="attach the device, or create the pool anew"
@@ -140,18 +136,73 @@ def read_label(layout: PoolLayout) -> Label:
 # ---- inside ------------------------------------------------------------------------------------------------------
 
 
-def _check_sizes(size_bytes: int, segment_bytes: int) -> None:
-    if segment_bytes % LBA_BYTES or segment_bytes < 1 << 20:
+def _data_pointer(file: Path) -> Path | None:
+    """The path that ``file`` holds; None when there is no such file."""
+    try:
+        with file.open("rb") as opened:
+            raw = opened.read(_MAX_POINTER_BYTES + 1).strip()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise MediaError(f"{file} cannot be read: {error.strerror}", next_step="check its permissions") from error
+    with contextlib.suppress(UnicodeDecodeError):
+        text = raw.decode()
+        if text.startswith("/") and text.isprintable() and len(raw) <= _MAX_POINTER_BYTES:
+            return Path(text)
+    raise FormatError(
+        f"{file} is damaged: it does not hold the absolute path of the pool's data",
+        next_step="write the path of the data's file or block device into it, or create the pool anew elsewhere",
+    )
+
+
+def _check_is_pool(layout: PoolLayout) -> None:
+    path = layout.directory
+    try:
+        if layout.index.is_dir():
+            os.listdir(path)
+            return
+        check_not_in_progress(path)
+        free = is_free(path)
+    except OSError as error:
+        raise MediaError(
+            f"the pool {path} cannot be read: {error.strerror}",
+            next_step="run as the user that owns the pool, or correct the path or its permissions",
+        ) from error
+    create, other = f"mfctl pool create {path} --size 4GiB", "name a pool's directory: other files lie in this place"
+    raise FormatError(f"{path} is not a MeshFusion pool", next_step=create if free else other)
+
+
+def _check_place(path: Path, data_path: Path | None) -> None:
+    if path.is_symlink() and not path.exists():
         raise ConfigError(
-            f"segment size {segment_bytes} is not a multiple of {LBA_BYTES} bytes of at least 1 MiB",
-            next_step="use a segment size such as 64MiB",
+            f"{path} is a symbolic link to {os.readlink(path)}, which does not exist",
+            next_step="make the directory that it points to, or remove the link",
         )
-    minimum = MIN_SEGMENT_COUNT * segment_bytes + DATA_START_LBA * LBA_BYTES
-    if size_bytes < minimum:
+    if not path.parent.is_dir():
+        raise ConfigError(f"the directory {path.parent} does not exist", next_step=f"mkdir -p {path.parent}")
+    if data_path is not None and not data_path.exists():
         raise ConfigError(
-            f"pool size {size_bytes} is too small: {MIN_SEGMENT_COUNT} segments of {segment_bytes} need {minimum}",
-            next_step="use a larger size or smaller segments",
+            f"the data path {data_path} does not exist: it must name an existing file or block device",
+            next_step="correct it, or leave it out to keep the data in the pool's directory",
         )
+    check_free(path)
+
+
+def _build(layout: PoolLayout, label: Label, size_bytes: int, data_path: Path | None) -> None:
+    """All parts; the index comes to its place last and at once, and without an index this is no pool."""
+    index = layout.directory / CREATING / "index"
+    if data_path is None:
+        create_data_file(layout.data, size_bytes)
+    else:
+        _check_device_is_blank(data_path, size_bytes)
+        (layout.directory / DATA_POINTER).write_text(str(data_path.absolute()))
+    layout.holders.mkdir(mode=0o700)
+    create_index(index, str(uuid.UUID(bytes=label.pool_uuid)), geometry_of(label).capacity_bytes)
+    sync_directory(index)
+    _write_label(layout.data, label)
+    sync_directory(layout.directory)
+    index.rename(layout.index)
+    sync_directory(layout.directory)
 
 
 def _check_device_is_blank(data_path: Path, size_bytes: int) -> None:
@@ -191,19 +242,6 @@ def _write_label(data_path: Path, label: Label) -> None:
         for lba in LABEL_LBAS:
             data.write_from(lba, memoryview(raw))
         data.flush()
-
-
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _remove_tree(path: Path) -> None:
-    """Remove a half-made pool directory, if it is still under its building name."""
-    shutil.rmtree(path, ignore_errors=True)
 
 
 __all__ = [

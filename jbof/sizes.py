@@ -35,3 +35,11 @@ def parse_size_bytes(value: object) -> int:
     if not 0 < size_bytes <= MAX_SIZE_BYTES:
         raise ValueError(f"{value!r} must be more than 0 and less than 8 EiB")
     return size_bytes
+
+
+def format_size(size_bytes: int) -> str:
+    """Exactly ``size_bytes``, in the largest unit that has no fraction: ``4194304`` -> ``4MiB``. Can be parsed back."""
+    for power, prefix in reversed(list(enumerate("KMGTP", 1))):
+        if size_bytes and size_bytes % 1024**power == 0:
+            return f"{size_bytes // 1024**power}{prefix}iB"
+    return str(size_bytes)

@@ -73,8 +73,11 @@ class EngineProcess:
         line = self._report.readline() if readable else ""
         if not line:
             what = "ended" if readable else f"did not answer within {ENGINE_DEADLINE_S:.0f} s"
+            cause, next_step = _cause(self._log)
+            whole_log = f"the whole log: {self._log}"
             raise ServiceError(
-                f"the engine process {what}: {_cause(self._log)}", next_step=f"read the whole log: {self._log}"
+                f"the engine process {what}: {cause}",
+                next_step=f"{next_step} ({whole_log})" if next_step else f"read {whole_log}",
             )
         event: dict[str, Any] = json.loads(line)
         assert event["event"] == name, event
@@ -149,21 +152,50 @@ def _end(process: subprocess.Popen[str]) -> None:
     process.wait()
 
 
-def _cause(log: Path) -> str:
-    """The line of the engine's log that says why: our own errors first, else the last error."""
-    lines = log.read_text(errors="replace").splitlines()
-    ours = re.compile(
-        r"(meshfusion\.jbof\.errors\.\w+|\b(?:Unsupported|Config|Format|PoolBusy|Media|Service)\w*Error): "
-    )
+# vLLM puts the process and, for its logger, level, time and place before each line, tracebacks included.
+_PREFIX = re.compile(r"^(?:\([^()]*pid=\d+\) )?(?:[A-Z]+ \d\d-\d\d \d\d:\d\d:\d\d \[\S+\] ?)?")
+_OURS = re.compile(
+    r"(?:meshfusion\.jbof\.errors\.\w+|\b(?:Unsupported|Config|Format|PoolBusy|Media|Service)\w*Error): "
+)
+_EXCEPTION = re.compile(r"(?:\w+\.)*[A-Z]\w*(?:: .*)?$")
+# What vLLM's outer processes say once an inner one has failed.
+_ECHO = re.compile(r"initialization failed|EngineDeadError|Worker failed|Failed core proc")
+_NEXT_STEP = "next step:"
+_MESSAGE_LINES_MAX = 12
+
+
+def _cause(log: Path) -> tuple[str, str]:
+    """What the engine's log says went wrong, and the next step it names, or "".
+
+    Our own errors come first, else the first exception that is not the echo of another, else the last "Error".
+    """
+    lines = [_PREFIX.sub("", line) for line in log.read_text(errors="replace").splitlines()]
     for i, line in enumerate(lines):
-        found = ours.search(line)
+        found = _OURS.search(line)
         if found:
-            rest = [re.sub(r"^.*?\] ", "", more) for more in lines[i + 1 : i + 12]]
-            told = [line[found.end() :]]
-            for more in rest:
-                told.append(more)
-                if "next step:" in more:
-                    break
-            return "\n".join(told)
+            return _message_of(line[found.end() :], lines[i + 1 : i + _MESSAGE_LINES_MAX])
+    exceptions = list(_exceptions(lines))
+    first = next((told for told in exceptions if not _ECHO.search(told)), "")
     errors = [line for line in lines if "Error" in line]
-    return errors[-1] if errors else (lines[-1] if lines else "it said nothing")
+    return first or (errors or lines or ["it said nothing"])[-1], ""
+
+
+def _message_of(first: str, following: list[str]) -> tuple[str, str]:
+    """Message and next step of one of our errors, whose message may have several lines."""
+    for i, line in enumerate(following):
+        if _NEXT_STEP in line:
+            return "\n".join([first, *following[:i]]), line.partition(_NEXT_STEP)[2].strip()
+    return first, ""
+
+
+def _exceptions(lines: list[str]) -> Iterator[str]:
+    """The last line of each traceback; one without a message gets the place it was raised at."""
+    place = None
+    for line in lines:
+        if line.startswith("Traceback (most recent call last)"):
+            place = ""
+        elif place is not None and (found := re.match(r'\s+File "(.+)", line (\d+)', line)):
+            place = f" at {found[1]}:{found[2]}"
+        elif place is not None and _EXCEPTION.match(line):
+            yield line if ":" in line else line + place
+            place = None

@@ -5,29 +5,40 @@ Run it with ``tools/quickstart``. The pool is made anew each time, so the first 
 
 from __future__ import annotations
 
+import fcntl
 import json
-import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import click
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
-from meshfusion.jbof.errors import ConfigError, MeshFusionError
+from meshfusion.jbof.errors import MediaError, MeshFusionError, PoolBusyError, ServiceError
 from meshfusion.tools.engine_process import engine_process, wait_for_saves
+from meshfusion.tools.mfctl.output import EXIT_INTERRUPTED, report_error, report_json, wants_json
 from meshfusion.tools.quickstart_engine import EngineTask
+from meshfusion.tools.quickstart_inputs import (
+    ANSWER_TOKENS,
+    CONTEXT_MIN,
+    check_context,
+    check_model_dir,
+    check_pool_size,
+    read_document,
+    read_prompt,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENT = ROOT / "tools" / "data" / "pride-and-prejudice.txt"
 CACHE = ROOT / ".cache"
-ANSWER_TOKENS = 16
-CONTEXT_MIN = 256
+
+__all__ = ["DOCUMENT", "Outcome", "cli", "main", "read_prompt", "run"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +65,15 @@ class Outcome:
     pool: str
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+_EPILOG = f"""A first run takes about 5 to 10 minutes: it installs what is needed and makes the model folder. Later ones
+take about a minute.
+
+A prompt of whole blocks gets one token more (--context 4096 may report 4097), so that the answer can be compared with
+the one from the engine's own prefix cache, which never covers a whole prompt. --context is at least {CONTEXT_MIN}.
+"""
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]}, epilog=_EPILOG)
 @click.option("--model", type=click.Path(path_type=Path), help="Model folder to use instead of SmolLM2-135M-Instruct.")
 @click.option("--context", default=4096, show_default=True, metavar="N", help="Tokens of the document to ask about.")
 @click.option("--document", type=click.Path(path_type=Path), default=DOCUMENT, help="Text file instead of the novel.")
@@ -62,28 +81,52 @@ class Outcome:
 @click.option("--format", "output_format", type=click.Choice(["table", "json"]), default="table", show_default=True)
 def main(model: Path | None, context: int, document: Path, pool_size: str, output_format: str) -> None:
     """Answer a document with one vLLM process, then with a fresh one that reuses its KV from a MeshFusion pool."""
-    console = Console(stderr=True)
-    try:
-        outcome = run(model, context, document, pool_size, console)
-    except MeshFusionError as error:
-        console.print(f"[bold red]error:[/] {error}", markup=True, highlight=False)
-        sys.exit(1)
+    outcome = run(model, context, document, pool_size, Console(stderr=True))
     if output_format == "json":
         click.echo(json.dumps(asdict(outcome)))
     else:
         Console().print(_table(outcome))
-    problem = _problem_of(outcome)
-    if problem:
-        console.print(f"[bold red]FAILED:[/] {problem}", highlight=False)
-        sys.exit(1)
+        click.echo(f"The pool is kept until the next run. To look at it: {_look_at(Path(outcome.pool))}")
+    _check_outcome(outcome)
+
+
+def cli(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit status. Errors go to standard error, as JSON if that was asked for."""
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    as_json = wants_json(given)
+    try:
+        main.main(given, prog_name="tools/quickstart", standalone_mode=False)
+    except MeshFusionError as error:
+        return report_error(error, as_json=as_json)
+    except click.ClickException as error:
+        if as_json:
+            report_json(type(error).__name__, error.format_message(), "see tools/quickstart --help", error.exit_code)
+        else:
+            error.show()
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("interrupted", err=True)
+        return EXIT_INTERRUPTED
+    except OSError as error:
+        if error.filename is None:
+            raise  # not about a file: a defect, wants its traceback
+        told = MediaError(f"{error.filename}: {error.strerror}", next_step="check the path, permissions and space")
+        return report_error(told, as_json=as_json)
+    return 0
 
 
 def run(model: Path | None, context: int, document: Path, pool_size: str, console: Console) -> Outcome:
-    """Both phases. Raises MeshFusionError with a way out."""
-    if context < CONTEXT_MIN:
-        raise ConfigError(
-            f"--context {context} is too short to reuse anything", next_step=f"use at least {CONTEXT_MIN}"
-        )
+    """Both phases. Raises MeshFusionError with a way out; what can be known at once is checked at once."""
+    check_context(context)
+    read_document(document)
+    check_pool_size(pool_size)
+    if model is not None:
+        check_model_dir(model)
+    with _only_one(CACHE / "quickstart.lock"):
+        return _run_phases(model, context, document, pool_size, console)
+
+
+def _run_phases(model: Path | None, context: int, document: Path, pool_size: str, console: Console) -> Outcome:
     if model is None:
         from meshfusion.tools.quickstart_model import DEFAULT_MODEL_DIR, prepare_model
 
@@ -128,40 +171,30 @@ def run(model: Path | None, context: int, document: Path, pool_size: str, consol
     )
 
 
-def _problem_of(outcome: Outcome) -> str:
+def _check_outcome(outcome: Outcome) -> None:
+    """Raises ServiceError when the pool was of no use, or of worse than none."""
+    log = CACHE / "quickstart" / "warm.log"
     if not outcome.tokens_identical:
-        return "the warm engine answered with other tokens than the first one does from its own prefix cache"
+        raise ServiceError(
+            "the warm engine answered with other tokens than the first one does from its own prefix cache",
+            next_step=f"do not use this pool with this model; keep {log} and report it",
+        )
     if outcome.tokens_reused == 0 or outcome.bytes_loaded == 0:
-        return f"nothing was reused from the pool; see {CACHE / 'quickstart' / 'warm.log'}"
-    return ""
+        raise ServiceError("nothing was reused from the pool", next_step=f"read {log}")
 
 
-def read_prompt(model: Path, document: Path, context: int) -> tuple[int, ...]:
-    """The first ``context`` tokens of the document. Raises ConfigError when model, document or length do not fit."""
-    if not (model / "config.json").is_file():
-        raise ConfigError(
-            f"--model {model} is not a model folder: it has no config.json",
-            next_step="give the path of a folder in Hugging Face format, or leave --model out",
-        )
-    if not document.is_file():
-        raise ConfigError(f"--document {document} does not exist", next_step="give the path of a text file")
-    os.environ["HF_HUB_OFFLINE"] = "1"
-    from transformers import AutoConfig, AutoTokenizer
-
-    config = AutoConfig.from_pretrained(model)
-    limit = getattr(config.get_text_config(), "max_position_embeddings", None)
-    if limit is not None and context + 1 + ANSWER_TOKENS > limit:
-        raise ConfigError(
-            f"--context {context} does not fit the model's {limit} positions",
-            next_step=f"use at most {limit - ANSWER_TOKENS - 1}",
-        )
-    token_ids = AutoTokenizer.from_pretrained(model)(document.read_text()).input_ids
-    if len(token_ids) <= context:
-        raise ConfigError(
-            f"{document.name} has {len(token_ids)} tokens, --context asks for {context}",
-            next_step=f"use --context {len(token_ids) - 1} or a longer --document",
-        )
-    return tuple(token_ids[: context + 1])
+@contextmanager
+def _only_one(lock: Path) -> Iterator[None]:
+    """Raises PoolBusyError while another quickstart runs here: each begins by removing the last one's pool."""
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with lock.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise PoolBusyError(
+                f"another tools/quickstart is running in {ROOT}", next_step="wait until it has ended, then try again"
+            ) from error
+        yield
 
 
 def _task(model: Path, token_ids: tuple[int, ...], pool: Path, pool_size: str) -> EngineTask:
@@ -170,7 +203,7 @@ def _task(model: Path, token_ids: tuple[int, ...], pool: Path, pool_size: str) -
         token_ids=token_ids,
         answer_tokens=ANSWER_TOKENS,
         ask_again=True,
-        max_model_len=len(token_ids) + 128,
+        max_model_len=len(token_ids) + ANSWER_TOKENS,  # what read_prompt has held against the model's limit
         kv_cache_gib=2,
         kv_transfer_config={
             "kv_connector": "MeshFusionConnector",
@@ -188,19 +221,31 @@ def _task(model: Path, token_ids: tuple[int, ...], pool: Path, pool_size: str) -
 
 @contextmanager
 def _step(console: Console, name: str) -> Iterator[Callable[[str], None]]:
-    """A spinner on a terminal, one line a step elsewhere."""
+    """A spinner on a terminal; elsewhere one line when it starts and one when it has ended."""
     started_s = time.monotonic()
+    name = escape(name)
+    if not console.is_terminal:
+        console.print(f"… {name}", highlight=False, soft_wrap=True)
     with console.status(name) as status:
 
         def note(text: str) -> None:
-            status.update(f"{name}: {text}")
+            status.update(f"{name}: {escape(text)}")
 
         yield note
-    console.print(f"[green]✓[/] {name} [dim]({time.monotonic() - started_s:.1f} s)[/]", highlight=False)
+    took_s = time.monotonic() - started_s
+    console.print(f"[green]✓[/] {name} [dim]({took_s:.1f} s)[/]", highlight=False, soft_wrap=True)
+
+
+def _look_at(pool: Path) -> str:
+    """A command line for the folder the reader is in, short where it can be."""
+    here = Path.cwd()
+    mfctl = Path(sys.executable).parent / "mfctl"
+    shown = [str(path.relative_to(here) if path.is_relative_to(here) else path) for path in (mfctl, pool)]
+    return f"{shown[0]} chunk ls {shown[1]}"
 
 
 def _table(outcome: Outcome) -> Table:
-    table = Table(title=f"{outcome.model}, {outcome.prompt_tokens} tokens of prompt", show_header=False)
+    table = Table(title=f"{escape(outcome.model)}, {outcome.prompt_tokens} tokens of prompt", show_header=False)
     table.add_row("time to first token, cold", f"{outcome.ttft_cold_s:.3f} s")
     table.add_row("time to first token, warm", f"{outcome.ttft_warm_s:.3f} s  ({outcome.speedup:.0f} times as fast)")
     table.add_row("tokens reused", f"{outcome.tokens_reused} of {outcome.prompt_tokens}")
@@ -208,11 +253,12 @@ def _table(outcome: Outcome) -> Table:
         "bytes moved", f"{outcome.bytes_saved / 1e6:.1f} MB saved, {outcome.bytes_loaded / 1e6:.1f} MB loaded"
     )
     table.add_row("load rate", f"{outcome.load_gb_per_s:.2f} GB/s, every block proven by its digest")
-    table.add_row("tokens identical", "yes" if outcome.tokens_identical else "NO")
+    identical = "yes" if outcome.tokens_identical else "NO"
+    table.add_row("tokens identical", f"{identical}, as from the first engine's own prefix cache")
     if not outcome.cold_tokens_identical:
-        table.add_row("", "[dim]the cold answer differs at a near tie, as with vLLM's own prefix cache[/]")
+        table.add_row("", "[dim]the cold answer differs at a near tie, as it does from that cache[/]")
     return table
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(cli())

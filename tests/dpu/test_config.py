@@ -239,3 +239,31 @@ def test_what_is_no_size(value: object, message: str) -> None:
 @given(st.integers(1, 2**40), st.sampled_from([("KiB", 1024), ("MB", 10**6), ("B", 1)]))
 def test_whole_sizes_scale_by_their_unit(count: int, unit: tuple[str, int]) -> None:
     assert parse_size_bytes(f"{count}{unit[0]}") == count * unit[1]
+
+
+def test_sizes_that_creation_would_refuse_are_told_along_with_the_rest(tmp_path: Path) -> None:
+    problems = problems_of(
+        write(tmp_path, "listen: unix://$TMP/s\npool: {path: p, create: true, size: 256MiB}\nlog: {level: loud}\n")
+    )
+    assert len(problems) == 3
+    assert any("pool.size = '256MiB': pool size 256MiB is too small" in p and "at least 257MiB" in p for p in problems)
+    (problem,) = problems_of(
+        write(tmp_path, "listen: unix://$TMP/s\npool: {path: $TMP/p, create: true, size: 4GiB, segment_size: 5000}\n")
+    )
+    assert "pool.segment_size = 5000" in problem
+
+
+def test_endless_files_are_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (Path("/dev/zero"), tmp_path / "pipe"):
+        with pytest.raises(ConfigError, match="not a regular file"):
+            load_service_config(path)
+    (tmp_path / "long").touch()
+    os.truncate(tmp_path / "long", (1 << 20) + 1)
+    with pytest.raises(ConfigError, match="1048577 bytes"):
+        load_service_config(tmp_path / "long")
+
+
+def test_a_directory_made_ready_needs_no_writable_parent(tmp_path: Path) -> None:
+    (tmp_path / "pool").mkdir()
+    assert load_service_config(write(tmp_path, GOOD)).pool.create

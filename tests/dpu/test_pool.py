@@ -246,7 +246,7 @@ def test_creation_refuses_what_cannot_work(tmp_path: Path) -> None:
         create_pool(tmp_path / "p", size_bytes=2 << 20, segment_bytes=SEGMENT_BYTES)
     with pytest.raises(ConfigError, match="does not exist"):
         make_pool(tmp_path / "no" / "p")
-    with pytest.raises(MediaError, match="no-device"):
+    with pytest.raises(ConfigError, match="no-device does not exist: it must name an existing"):
         make_pool(tmp_path / "p", tmp_path / "no-device")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()

@@ -48,6 +48,7 @@ def test_reads_that_fail(engine: EngineProcess, prompts: Prompts, reference: Ref
     assert counts["failed_blocks"] == 32
     assert counts["loads_failed"] == counts["loads_started"] == 1
     assert "digest_mismatches" not in counts, "a medium that does not answer says nothing about the bytes on it"
+    assert "chunks_committed" not in counts, "one bad moment of the medium is no reason to drop what it holds"
     engine.call("medium")
     assert engine.call("reset")
     answer = engine.answer(prompts.aligned)
@@ -86,9 +87,8 @@ def test_other_requests_run_while_a_load_hangs(engine: EngineProcess, prompts: P
     engine.call("step", until="loads_under_way")
     other = make_prompt(12, 300)
     engine.add("runs", other)
-    engine.call("step", count=2)  # no more: on a busy machine the load would be abandoned meanwhile
+    engine.call("step", until="running", timeout_s=ABANDON_S)
     assert engine.call("gauges")["loads_under_way"] == 1
-    assert engine.call("gauges")["running"] == 1
     done = engine.finish()
     assert_same(done["runs"], reference.answer(other))
     assert_same(done["hangs"], reference.answer(prompts.aligned))

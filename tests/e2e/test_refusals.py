@@ -104,6 +104,7 @@ def test_a_pool_with_a_damaged_index(process: EngineProcess, model: Path, pool: 
 
 
 def test_a_folder_that_is_no_pool(process: EngineProcess, model: Path, tmp_path: Path) -> None:
+    (tmp_path / "somebody's file").touch()
     text = refusal(process, model, embedded(tmp_path))
     assert f"{tmp_path} is not a MeshFusion pool" in text
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from pathlib import Path
 
 from tests.e2e.conftest import FilledPool, Prompts
@@ -72,6 +73,7 @@ def test_hits_survive_another_cache_size_and_another_model_path_but_not_another_
 ) -> None:
     moved = tmp_path / "elsewhere" / "renamed"
     shutil.copytree(model, moved)
+    time.sleep(0.1)  # files as young as the engine's process are refused, and its age is known to 10 ms
     engine = engines.start(moved, embedded(pool), num_gpu_blocks_override=200)
     salted = engine.answer(prompts.aligned, salt="tenant-7")
     assert salted.cached == 0

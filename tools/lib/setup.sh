@@ -26,7 +26,7 @@ meshfusion_setup() {
         PYTHON="$VENV/bin/python"
         python_fits "$PYTHON" ||
             fail "$VENV was made with a Python that is gone or not 3.11 to 3.14" "remove it (rm -r $VENV) and run the same command again"
-        if [ "$(cat "$STATE/$kind" 2>/dev/null)" != "$(setup_key)" ]; then need_system_packages_of_venv; fi
+        is_set_up "$kind" "$(setup_key)" || need_system_packages_of_venv
     fi
     mkdir -p "$ROOT/.cache"
     # Not two at once in one folder. The lock ends with the subshell: nothing started later inherits it.
@@ -51,6 +51,21 @@ setup_key() {
     } | sha256sum | cut -d' ' -f1
 }
 
+# is_set_up KIND KEY: was it finished for this key? A venv for the tests has all that the quickstart needs.
+is_set_up() {
+    local kind="$1" key="$2"
+    [ "$(cat "$STATE/$kind" 2>/dev/null)" = "$key" ] ||
+        { [ "$kind" = base ] && [ "$(cat "$STATE/test" 2>/dev/null)" = "$key" ]; }
+}
+
+# forget_outdated KEY: remove what other keys' setups have told; it is about to change.
+forget_outdated() {
+    local key="$1" stamp
+    for stamp in "$STATE/base" "$STATE/test"; do
+        [ "$(cat "$stamp" 2>/dev/null)" = "$key" ] || rm -f "$stamp"
+    done
+}
+
 set_up_venv() {
     local kind="$1" key
     if [ ! -x "$VENV/bin/pip" ]; then
@@ -60,9 +75,10 @@ set_up_venv() {
     fi
     PYTHON="$VENV/bin/python"
     key="$(setup_key)"
-    [ "$(cat "$STATE/$kind" 2>/dev/null)" != "$key" ] || return 0
+    ! is_set_up "$kind" "$key" || return 0
     mkdir -p "$STATE"
-    rm -f "$STATE"/base "$STATE"/test  # what they told is about to change
+    forget_outdated "$key"
+    say "setting up; the first time takes about 5 to 10 minutes"
     install_vllm
     install_project "$kind"
     link_pyverbs

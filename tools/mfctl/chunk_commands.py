@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from meshfusion.tools.mfctl.output import format_bytes, format_option, print_fie
 from meshfusion.tools.mfctl.sources import ChunkReader, open_chunks, require_one_source, source_options
 
 _PAGE_LIMIT = 500
+MIN_PREFIX_DIGITS = 6
 
 
 def _hex(ctx: click.Context, param: click.Parameter, value: str | None) -> bytes:
@@ -31,7 +33,17 @@ def _hex(ctx: click.Context, param: click.Parameter, value: str | None) -> bytes
     return raw
 
 
-PATH = click.Path(path_type=Path)
+def _hex_prefix(ctx: click.Context, param: click.Parameter, value: str | None) -> str:
+    """The beginning of a key or an identity, in lower case; an option not given is empty."""
+    if value is None:
+        return ""
+    if not re.fullmatch(r"[0-9a-fA-F]+", value) or not MIN_PREFIX_DIGITS <= len(value) <= 2 * KEY_BYTES:
+        wanted = f"{MIN_PREFIX_DIGITS} to {2 * KEY_BYTES} hexadecimal digits"
+        raise click.BadParameter(f"{value!r} is not {wanted}; `mfctl chunk ls` shows them", ctx, param)
+    return value.lower()
+
+
+PATH = click.Path(path_type=Path, readable=False)  # whether it can be read is told with a next step
 
 
 @click.group()
@@ -46,7 +58,7 @@ def chunk() -> None:
     "--limit", type=click.IntRange(1), default=100, show_default=True, metavar="COUNT", help="Most chunks to list."
 )
 @click.option("--after", "after_key", callback=_hex, metavar="KEYHEX", help="Start after this key.")
-@click.option("--identity", callback=_hex, metavar="HEX", help="Only chunks of this identity.")
+@click.option("--identity", callback=_hex_prefix, metavar="HEX", help="Only chunks whose identity begins so.")
 @format_option
 def ls(
     path: Path | None,
@@ -54,7 +66,7 @@ def ls(
     timeout_s: float,
     limit: int,
     after_key: bytes,
-    identity: bytes,
+    identity: str,
     output_format: str,
 ) -> None:
     """List committed chunks in key order, from the pool in PATH or from a service."""
@@ -79,31 +91,53 @@ def ls(
 
 
 def _list(
-    source: ChunkReader, limit: int, after_key: bytes, identity: bytes, timeout_s: float
+    source: ChunkReader, limit: int, after_key: bytes, identity: str, timeout_s: float
 ) -> tuple[list[ChunkRecord], bytes]:
-    """``(chunks, key to go on after)``, in as many calls as it takes."""
+    """``(chunks, key to go on after)``, in as many calls as it takes. ``identity``: how it begins, in hex."""
+    whole = bytes.fromhex(identity) if len(identity) == 2 * IDENTITY_BYTES else b""
     chunks: list[ChunkRecord] = []
     while True:
-        request = ListRequest(after_key, min(limit - len(chunks), _PAGE_LIMIT), identity)
-        reply = source.list_chunks(request, deadline_s=timeout_s)
-        chunks += reply.chunks
+        wanted = _PAGE_LIMIT if identity and not whole else min(limit - len(chunks), _PAGE_LIMIT)
+        reply = source.list_chunks(ListRequest(after_key, wanted, whole), deadline_s=timeout_s)
+        chunks += [c for c in reply.chunks if c.identity.hex().startswith(identity)]
         after_key = reply.next_after_key
+        if len(chunks) > limit:
+            return chunks[:limit], chunks[limit - 1].key
         if not after_key or len(chunks) >= limit:
             return chunks, after_key
 
 
+def _find(source: ChunkReader, key: str, timeout_s: float) -> ChunkRecord | None:
+    """The chunk whose key begins with ``key``; None when there is none."""
+    if len(key) == 2 * KEY_BYTES:
+        return source.get_chunk(bytes.fromhex(key), deadline_s=timeout_s)
+    first = int(key.ljust(2 * KEY_BYTES, "0"), 16)
+    after_key = (first - 1).to_bytes(KEY_BYTES, "big") if first else b""
+    reply = source.list_chunks(ListRequest(after_key, 2, b""), deadline_s=timeout_s)
+    found = [c for c in reply.chunks if c.key.hex().startswith(key)]
+    if len(found) > 1:
+        raise MeshFusionError(
+            f"several keys begin with {key}, among them {found[0].key.hex()} and {found[1].key.hex()}",
+            next_step="Give more digits.",
+        )
+    return found[0] if found else None
+
+
 @chunk.command()
-@click.argument("key", callback=_hex, metavar="KEYHEX")
+@click.argument("key", callback=_hex_prefix, metavar="KEYHEX")
 @click.argument("path", type=PATH, required=False)
 @source_options
 @format_option
-def show(key: bytes, path: Path | None, address: str | None, timeout_s: float, output_format: str) -> None:
-    """Show one chunk: where its shards lie and what proves them."""
+def show(key: str, path: Path | None, address: str | None, timeout_s: float, output_format: str) -> None:
+    """Show one chunk: where its shards lie and what proves them.
+
+    Of its key, as many digits as tell it from the others are enough, but at least six.
+    """
     require_one_source(path, address)
     with open_chunks(path, address) as source:
-        found = source.get_chunk(key, deadline_s=timeout_s)
+        found = _find(source, key, timeout_s)
     if found is None:
-        raise MeshFusionError(f"there is no chunk {key.hex()}", next_step="`mfctl chunk ls` lists the keys.")
+        raise MeshFusionError(f"there is no chunk {key}", next_step="`mfctl chunk ls` lists the keys.")
     if output_format == "json":
         print_json(chunk_object(found))
     else:

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import click
 
+from meshfusion.jbof.errors import ConfigError
 from meshfusion.tools.mfctl.output import format_option, print_json
 
-PATH = click.Path(path_type=Path)
+PATH = click.Path(path_type=Path, readable=False)  # whether it can be read is told with a next step
 
 
 @click.group()
@@ -23,15 +24,20 @@ def config() -> None:
 @format_option
 def check(file: Path, connector: bool, output_format: str) -> None:
     """Check FILE (YAML or JSON) and tell every problem at once."""
+    from meshfusion.dpu.config import check_service_config, read_config_file
+
+    document = read_config_file(file)
     if connector:
-        from meshfusion.dpu.yaml_document import read_yaml
         from meshfusion.tools.mfctl.connector_config import check_connector_config
 
-        check_connector_config(read_yaml(file), str(file))
+        check_connector_config(document, str(file))
+    elif isinstance(document.data, dict) and any(str(key).startswith("kv_") for key in document.data):
+        raise ConfigError(
+            f"{file}: is an engine's kv_transfer_config, not a configuration of the service",
+            next_step=f"mfctl config check --connector {file}",
+        )
     else:
-        from meshfusion.dpu.config import load_service_config
-
-        load_service_config(file)
+        check_service_config(document, str(file))
     if output_format == "json":
         print_json({"file": str(file), "ok": True})
     else:

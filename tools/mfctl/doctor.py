@@ -151,7 +151,13 @@ def check_pyverbs() -> Finding:
 
 def check_pool(path: Path) -> Iterator[Finding]:
     """The place of a pool, whether it exists or is still to be created."""
-    folder = path if path.is_dir() else path.parent
+    try:
+        folder = path if path.is_dir() else path.parent
+        exists = folder == path and any(path.iterdir())
+    except OSError as e:
+        remedy = "Run as the user that owns it, or correct its permissions or the path."
+        yield Finding("pool directory", State.FAIL, f"{path} cannot be looked at: {e.strerror}", remedy)
+        return
     if not folder.is_dir():
         yield Finding("pool directory", State.FAIL, f"{folder} does not exist", f"mkdir -p {folder}")
         return
@@ -161,7 +167,7 @@ def check_pool(path: Path) -> Iterator[Finding]:
         return
     yield Finding("pool directory", State.OK, f"{folder} is readable and writable")
     yield _check_direct(folder)
-    yield _check_space(folder, exists=path.is_dir() and any(path.iterdir()))
+    yield _check_space(folder, exists=exists)
 
 
 def _check_direct(folder: Path) -> Finding:

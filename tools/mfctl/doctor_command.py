@@ -11,7 +11,11 @@ from meshfusion.tools.mfctl.output import EXIT_FAILURE, format_option, print_jso
 
 
 @click.command()
-@click.option("--pool", type=click.Path(path_type=Path), help="Also look at the place of this pool, existing or not.")
+@click.option(
+    "--pool",
+    type=click.Path(path_type=Path, readable=False),
+    help="Also look at the place of this pool, existing or not.",
+)
 @format_option
 def doctor(pool: Path | None, output_format: str) -> None:
     """Look for what would keep MeshFusion from working on this machine. Exits 1 when something fails."""

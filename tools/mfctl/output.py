@@ -6,6 +6,7 @@ import dataclasses
 import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import click
@@ -42,8 +43,7 @@ def format_option(command: F) -> F:
 
 def wants_json(arguments: Sequence[str]) -> bool:
     """Was JSON asked for? Read from the raw arguments, because errors of parsing obey it too."""
-    pairs = zip(arguments, [*arguments[1:], ""], strict=True)
-    return any(a == "--format=json" or (a == "--format" and b == "json") for a, b in pairs)
+    return "--format=json" in arguments or ("--format", "json") in pairwise(arguments)
 
 
 def exit_code(error: MeshFusionError) -> int:

@@ -30,7 +30,9 @@ def _size(ctx: click.Context, param: click.Parameter, value: str) -> int:
         raise click.BadParameter(str(e), ctx, param) from e
 
 
-PATH = click.Path(path_type=Path)
+PATH = click.Path(path_type=Path, readable=False)  # whether it can be read is told with a next step
+
+_OWNED = "owned"  # not a count, though it comes among the counters of a pool read from its medium
 
 
 @click.group()
@@ -50,7 +52,7 @@ def pool() -> None:
 @click.option("--data-path", type=PATH, help="Block device or file for the data; default: a file inside PATH.")
 @format_option
 def create(path: Path, size_bytes: int, segment_bytes: int, data_path: Path | None, output_format: str) -> None:
-    """Create an empty pool in the new directory PATH."""
+    """Create an empty pool in PATH, a new or an empty directory."""
     from meshfusion.dpu.pool import create_pool, inspect_pool
 
     create_pool(path, size_bytes=size_bytes, segment_bytes=segment_bytes, data_path=data_path)
@@ -82,8 +84,12 @@ def status(path: Path | None, address: str | None, timeout_s: float, output_form
 
 
 def status_object(status: PoolStatus) -> dict[str, Any]:
-    """The JSON form: the fields of :class:`PoolStatus`, counters as an object."""
-    return {**dataclasses.asdict(status), "counters": dict(status.counters)}
+    """The JSON form: the fields of :class:`PoolStatus`, counters as an object. Read from the medium it also has
+    ``owned``: does a process serve the pool?"""
+    counters = dict(status.counters)
+    owned = counters.pop(_OWNED, None)
+    shown = {} if owned is None else {"owned": bool(owned)}
+    return {**dataclasses.asdict(status), **shown, "counters": counters}
 
 
 def _print_status(s: PoolStatus, *, live: bool) -> None:
@@ -100,6 +106,10 @@ def _print_status(s: PoolStatus, *, live: bool) -> None:
         ("segments", segments),
         ("chunks", f"{s.committed_chunk_count} ({format_bytes(s.committed_payload_bytes)})"),
     ]
+    counters = dict(s.counters)
+    owned = counters.pop(_OWNED, None)
+    if owned is not None:
+        fields.append(("in use", "yes, a process owns the pool" if owned else "no"))
     if live:
         fields += [
             ("leases", f"{s.lease_count}, pinning {format_bytes(s.pinned_bytes)}"),
@@ -119,9 +129,9 @@ def _print_status(s: PoolStatus, *, live: bool) -> None:
                 for h in s.holders
             ],
         )
-    if s.counters:
+    if counters:
         click.echo()
-        print_table(["COUNTER", "VALUE"], s.counters)
+        print_table(["COUNTER", "VALUE"], counters.items())
 
 
 @pool.command()

@@ -16,7 +16,11 @@ def service() -> None:
 
 @service.command()
 @click.option(
-    "--config", "config_path", type=click.Path(path_type=Path), required=True, help="Configuration file (YAML)."
+    "--config",
+    "config_path",
+    type=click.Path(path_type=Path, readable=False),
+    required=True,
+    help="Configuration file (YAML).",
 )
 @format_option
 def run(config_path: Path, output_format: str) -> None:

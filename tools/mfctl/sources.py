@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import click
 
 from meshfusion.dpu.api.types import ChunkRecord, ChunkService, ListReply, ListRequest, PoolStatus
+from meshfusion.jbof.errors import ServiceUnavailableError
 
 if TYPE_CHECKING:
     from meshfusion.dpu.index import Index
@@ -78,8 +80,32 @@ def _client(address: str) -> Iterator[ChunkService]:
     client = GrpcChunkService(address)
     try:
         yield client
+    except ServiceUnavailableError as e:
+        owner = _unusable_socket(address)
+        if owner is None:
+            raise
+        raise ServiceUnavailableError(
+            f"the chunk service at {address} does not let this user (uid {os.getuid()}) connect",
+            next_step=f"Run this as the user of the service{owner}.",
+        ) from e
     finally:
         client.close()
+
+
+def _unusable_socket(address: str) -> str | None:
+    """When permissions keep this user from the socket: who may use it, as far as that can be seen. Else None."""
+    from meshfusion.dpu.api.address import UnixAddress, parse_address
+
+    parsed = parse_address(address)
+    if not isinstance(parsed, UnixAddress):
+        return None
+    try:
+        owner_uid = parsed.path.stat().st_uid
+    except PermissionError:
+        return ""
+    except OSError:
+        return None
+    return None if os.access(parsed.path, os.W_OK) else f" (uid {owner_uid})"
 
 
 class _IndexReader:

@@ -24,8 +24,9 @@ def _open_embedded(pool: EmbeddedPool) -> api.ChunkService:
     # The embedded form is the service itself, in this process: the one place where the host reaches past the API.
     from meshfusion.dpu.pool import Pool
     from meshfusion.dpu.pool_dir import create_pool
+    from meshfusion.dpu.pool_place import is_free
 
-    if not pool.path.exists():
+    if is_free(pool.path):
         create_pool(pool.path, size_bytes=pool.size, segment_bytes=pool.segment_size)
         logger.info("made a new pool of %d bytes at %s", pool.size, pool.path)
     return Pool.open(pool.path)

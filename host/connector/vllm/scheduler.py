@@ -260,8 +260,7 @@ class SchedulerSide:
         self.counters["load_us"] += round(report.seconds * 1e6)
         self.counters["loaded_blocks"] += len(load.units) - len(report.failures)
         self.counters["failed_blocks"] += len(report.failures)
-        for failure in report.failures:
-            self._note_failure(load.units[failure.index], failure)
+        self._note_failures(load, report.failures)
         if report.failures:
             first_block = min(load.units[failure.index].block_index for failure in report.failures)
             request = self._requests.get(report.request_id)
@@ -273,17 +272,24 @@ class SchedulerSide:
             self._estimate.observe_load(report.load_bytes, report.seconds)
         self._end_load(report.request_id, failed=bool(report.failures))
 
-    def _note_failure(self, unit: UnitLoad, failure: UnitFailure) -> None:
-        """Wrong bytes: the chunk goes at once. Unreadable ones: only when they stay unreadable, since one bad moment of
-        the path must not empty the pool."""
-        if failure.is_mismatch:
-            self.counters["digest_mismatches"] += 1
-        else:
-            self._read_failures[unit.key] += 1
-            if self._read_failures[unit.key] < READ_FAILURES_MAX:
-                return
-        self._read_failures.pop(unit.key, None)
-        self._client.drop(unit.key, unit.shard.extent, failure.reason)
+    def _note_failures(self, load: StartLoad, failures: tuple[UnitFailure, ...]) -> None:
+        """Wrong bytes: the chunk goes at once. Unreadable ones: only when load after load fails to read them, since one
+        bad moment of the path must not empty the pool."""
+        failed: dict[bytes, tuple[UnitLoad, UnitFailure]] = {}
+        for failure in failures:
+            unit = load.units[failure.index]
+            if failure.is_mismatch:
+                self.counters["digest_mismatches"] += 1
+            if failure.is_mismatch or unit.key not in failed:
+                failed[unit.key] = (unit, failure)
+        if self._read_failures:
+            for key in {unit.key for unit in load.units} - failed.keys():
+                self._read_failures.pop(key, None)
+        for key, (unit, failure) in failed.items():
+            self._read_failures[key] += 1
+            if failure.is_mismatch or self._read_failures[key] >= READ_FAILURES_MAX:
+                del self._read_failures[key]
+                self._client.drop(key, unit.shard.extent, failure.reason)
 
     def _end_load(self, request_id: str, *, failed: bool) -> None:
         self._loads.pop(request_id, None)

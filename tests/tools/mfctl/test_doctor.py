@@ -103,3 +103,14 @@ def test_little_space_matters_only_before_a_pool_is_made(tmp_path: Path, monkeyp
     assert {f.check: f.state for f in doctor.check_pool(tmp_path)}["free space"] is State.WARN
     (tmp_path / "label").touch()
     assert {f.check: f.state for f in doctor.check_pool(tmp_path)}["free space"] is State.OK
+
+
+def test_a_pool_that_may_not_be_looked_at(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def refuse(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "is_dir", refuse)
+    (finding,) = doctor.check_pool(tmp_path)
+    assert finding.state is State.FAIL
+    assert "cannot be looked at: Permission denied" in finding.cause
+    assert finding.remedy

@@ -18,7 +18,7 @@ from click.testing import CliRunner, Result
 import meshfusion.dpu.pool as pool_module
 from meshfusion.dpu.api.server import serve
 from meshfusion.dpu.pool import CheckReport
-from meshfusion.jbof.errors import FormatError, MediaError, PoolBusyError
+from meshfusion.jbof.errors import FormatError, MediaError, PoolBusyError, ServiceUnavailableError
 from meshfusion.tools.mfctl.main import meshfusion, mfctl
 from tests.dpu.api.fake_service import FakeChunkService, make_chunk, make_status
 
@@ -325,3 +325,79 @@ def test_output_closed_by_its_reader_is_no_error(address: str) -> None:
     assert "Traceback" not in process.stderr.read()
     process.wait()
     reader.cancel()
+
+
+def run_program(function: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    code = f"import sys; sys.argv = ['x', *{list(arguments)}]; import meshfusion.tools.mfctl.main as m; m.{function}()"
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+
+def test_bare_programs_say_how_they_are_used() -> None:
+    bare = run_program("main")
+    assert "Usage: mfctl" in bare.stdout + bare.stderr
+    daemon = run_program("service_main")
+    assert daemon.returncode == 2
+    assert "Missing option '--config'" in daemon.stderr
+
+
+def test_status_tells_apart_an_owner_and_counters(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = make_status(holders=(), counters=(("index_entries_damaged", 0), ("owned", 1)))
+    monkeypatch.setattr(pool_module, "inspect_pool", lambda path: found)
+    text = run("pool", "status", "/x").stdout
+    assert "in use    yes, a process owns the pool" in text
+    assert "owned" not in text
+    as_json = json.loads(run("pool", "status", "/x", "--format", "json").stdout)
+    assert as_json["owned"] is True
+    assert as_json["counters"] == {"index_entries_damaged": 0}
+
+
+def test_one_chunk_by_the_beginning_of_its_key(service: FakeChunkService, address: str) -> None:
+    for first in (0xABCDEF, 0xABCDF0):
+        chunk = dataclasses.replace(make_chunk(9), key=first.to_bytes(3, "big") + b"\x01" * 29)
+        service.chunks[chunk.key] = chunk
+    shown = run("chunk", "show", "ABCDEF", "--service", address)
+    assert f"key       abcdef{'01' * 29}" in shown.stdout
+    assert run("chunk", "show", "abcdef02", "--service", address).exit_code == 1
+    several = run("chunk", "show", "000000", "--service", address)
+    assert several.exit_code == 1
+    assert f"several keys begin with 000000, among them {make_chunk(1).key.hex()}" in several.stderr
+    short = run("chunk", "show", "abcde", "--service", address)
+    assert short.exit_code == 2
+    assert "6 to 64 hexadecimal digits" in short.stderr
+
+
+def test_chunks_of_the_beginning_of_an_identity(
+    service: FakeChunkService, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("meshfusion.tools.mfctl.chunk_commands._PAGE_LIMIT", 4)
+    for number in (3, 8, 9):
+        other = make_chunk(number, identity=b"\x22" * 32)
+        service.chunks[other.key] = other
+    arguments = ("chunk", "ls", "--service", address, "--identity", "22" * 6, "--format", "json")
+    listed = json.loads(run(*arguments, "--limit", "1").output)
+    assert [int(c["key"], 16) for c in listed["chunks"]] == [3]
+    rest = json.loads(run(*arguments, "--after", listed["next_after_key"]).output)
+    assert [int(c["key"], 16) for c in rest["chunks"]] == [8, 9]
+
+
+def test_an_engine_configuration_is_told_from_the_service_one(tmp_path: Path) -> None:
+    (tmp_path / "kv.json").write_text('{"kv_connector": "MeshFusionConnector"}')
+    result = run("config", "check", str(tmp_path / "kv.json"))
+    assert result.exit_code == 1
+    assert f"mfctl config check --connector {tmp_path}/kv.json" in result.stderr
+
+
+def test_a_socket_of_another_user(address: str, service: FakeChunkService, monkeypatch: pytest.MonkeyPatch) -> None:
+    service.failure = ServiceUnavailableError("cannot be reached", next_step="Start it.")
+    monkeypatch.setattr("meshfusion.tools.mfctl.sources.os.access", lambda path, mode: False)
+    result = run("pool", "status", "--service", address)
+    assert result.exit_code == 5
+    assert "does not let this user" in result.stderr
+    assert "as the user of the service (uid" in result.stderr
+    assert "Start it" not in result.stderr
+
+
+def test_a_decimal_size_creates_a_pool(tmp_path: Path) -> None:
+    result = run("pool", "create", str(tmp_path / "p"), "--size", "6MB", "--segment-size", "1MiB")
+    assert result.exit_code == 0, result.stderr
+    assert "4 segments of 1.0 MiB" in result.stdout

@@ -1,0 +1,42 @@
+"""Which sizes a new pool can have: one check for creating it and for its configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from meshfusion.jbof.format import DATA_START_LBA, LBA_BYTES
+from meshfusion.jbof.sizes import format_size
+
+MIN_SEGMENT_COUNT = 4
+MIN_SEGMENT_BYTES = 1 << 20
+MAX_SEGMENT_COUNT = (1 << 32) - 1  # the label's field has 32 bits
+
+
+@dataclass(frozen=True, slots=True)
+class SizeProblem:
+    """``field``: "size" or "segment_size"."""
+
+    field: str
+    problem: str
+    fix: str
+
+
+def size_problems(size_bytes: int, segment_bytes: int) -> list[SizeProblem]:
+    """Why no pool can have these sizes; empty when one can."""
+    shown, fix = format_size(segment_bytes), "use a segment size such as 64MiB"
+    if segment_bytes % LBA_BYTES or segment_bytes < MIN_SEGMENT_BYTES:
+        problem = f"segment size {shown} is not a multiple of {LBA_BYTES} bytes of at least 1 MiB"
+        return [SizeProblem("segment_size", problem, fix)]
+    head_bytes = DATA_START_LBA * LBA_BYTES
+    minimum = MIN_SEGMENT_COUNT * segment_bytes + head_bytes
+    if size_bytes < minimum:
+        smallest = format_size(minimum)
+        problem = (
+            f"pool size {format_size(size_bytes)} is too small: {MIN_SEGMENT_COUNT} segments of {shown} and "
+            f"{format_size(head_bytes)} before them need {smallest}"
+        )
+        return [SizeProblem("size", problem, f"use a size of at least {smallest}, or smaller segments")]
+    if (size_bytes - head_bytes) // segment_bytes > MAX_SEGMENT_COUNT:
+        problem = f"pool size {format_size(size_bytes)} has more than {MAX_SEGMENT_COUNT} segments of {shown}"
+        return [SizeProblem("segment_size", problem, "use larger segments")]
+    return []

@@ -1,0 +1,202 @@
+"""Where and how a pool can be made: sizes, directories made ready by others, rivals and killed creations."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from meshfusion.dpu import pool_dir
+from meshfusion.dpu.pool import Pool, create_pool, inspect_pool
+from meshfusion.dpu.pool_dir import PoolLayout
+from meshfusion.dpu.pool_place import is_free
+from meshfusion.dpu.pool_sizes import size_problems
+from meshfusion.jbof.errors import ConfigError, FormatError, MediaError, MeshFusionError, PoolBusyError
+from meshfusion.jbof.media.file import DataFileError, MediaFault
+from meshfusion.jbof.sizes import format_size, parse_size_bytes
+from tests.dpu.pool_cases import SIZE_BYTES, make_pool
+
+ROOT = Path(__file__).parents[2]
+
+
+def assert_works(path: Path) -> None:
+    with Pool.open(path):
+        pass
+    assert not (path / ".creating").exists()
+
+
+def test_a_size_is_rounded_down_to_whole_blocks(tmp_path: Path) -> None:
+    create_pool(tmp_path / "p", size_bytes=10_000_000, segment_bytes=1 << 20)
+    assert (tmp_path / "p" / "data").stat().st_size == 10_000_000 // 4096 * 4096
+    assert inspect_pool(tmp_path / "p").segment_count == 8
+
+
+@pytest.mark.parametrize("text", ["1MiB", "257MiB", "64MiB", "3GiB", "4100KiB", "4097"])
+def test_sizes_are_shown_as_they_are_written(text: str) -> None:
+    assert format_size(parse_size_bytes(text)) == text
+
+
+def test_too_small_names_the_smallest_that_works() -> None:
+    (problem,) = size_problems((257 << 20) - 1, 64 << 20)
+    assert problem.field == "size"
+    assert "need 257MiB" in problem.problem
+    assert size_problems(257 << 20, 64 << 20) == []
+
+
+def test_more_segments_than_a_label_can_count() -> None:
+    (problem,) = size_problems(2**63 - 1, 1 << 20)
+    assert problem.field == "segment_size"
+
+
+def test_a_directory_made_ready_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "p" / "lost+found").mkdir(parents=True)
+    inode = (tmp_path / "p").stat().st_ino
+    make_pool(tmp_path / "p")
+    assert (tmp_path / "p").stat().st_ino == inode
+    assert_works(tmp_path / "p")
+
+
+def test_a_link_to_an_empty_directory(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "p").symlink_to("there")
+    make_pool(tmp_path / "p")
+    assert (tmp_path / "p").is_symlink()
+    assert_works(tmp_path / "there")
+
+
+def test_a_link_to_nothing(tmp_path: Path) -> None:
+    (tmp_path / "p").symlink_to("there")
+    with pytest.raises(ConfigError, match="symbolic link to there, which does not exist"):
+        make_pool(tmp_path / "p")
+
+
+def test_a_mount_point(tmp_path: Path) -> None:
+    command = ["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(tmp_path)]
+    if os.geteuid() != 0 or subprocess.run(command, capture_output=True, check=False).returncode != 0:
+        pytest.skip("needs hardware: a machine where this user may mount a tmpfs")
+    try:
+        make_pool(tmp_path)
+        assert_works(tmp_path)
+    finally:
+        subprocess.run(["umount", "--lazy", str(tmp_path)], check=True)
+
+
+def test_a_failure_in_a_directory_made_ready_leaves_it_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, "broken")
+
+    monkeypatch.setattr(pool_dir, "_write_label", fail)
+    with pytest.raises(MediaError, match="broken"):
+        make_pool(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(MediaError, match="broken"):
+        make_pool(tmp_path / "new")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_killed_creation_is_taken_over(tmp_path: Path) -> None:
+    """Killed at its last step, when the most lies about."""
+    code = f"""
+import os, pathlib, signal, sys
+from meshfusion.dpu import pool_dir
+from tests.dpu.pool_cases import make_pool
+pool_dir._write_label = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+make_pool(pathlib.Path({str(tmp_path / "p")!r}))
+"""
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == -signal.SIGKILL
+    assert {entry.name for entry in (tmp_path / "p").iterdir()} == {".creating", "data", "holders"}
+    assert is_free(tmp_path / "p")
+    with pytest.raises(FormatError, match="is not a MeshFusion pool"):
+        inspect_pool(tmp_path / "p")
+    make_pool(tmp_path / "p")
+    assert_works(tmp_path / "p")
+
+
+def test_what_lies_beside_a_killed_creation_is_kept(tmp_path: Path) -> None:
+    (tmp_path / ".creating").mkdir()
+    (tmp_path / "mine").touch()
+    with pytest.raises(FormatError, match="not empty"):
+        make_pool(tmp_path)
+    assert (tmp_path / "mine").exists()
+
+
+def test_a_creation_in_progress_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / ".creating").mkdir()
+    (tmp_path / "data").write_text("half made")
+    with (tmp_path / ".creating" / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(PoolBusyError, match="being created by another process"):
+            make_pool(tmp_path)
+        with pytest.raises(PoolBusyError, match="being created by another process"):
+            Pool.open(tmp_path)
+    assert (tmp_path / "data").read_text() == "half made"
+
+
+def test_of_many_creators_one_wins(tmp_path: Path) -> None:
+    """Threads stand for processes: each opens the lock anew, and flock knows only open files."""
+    errors: list[MeshFusionError] = []
+    start = threading.Barrier(6)
+
+    def create() -> None:
+        start.wait()
+        try:
+            make_pool(tmp_path / "p")
+        except (PoolBusyError, FormatError) as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=create) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(errors) == 5
+    assert_works(tmp_path / "p")
+
+
+def test_a_filesystem_that_cannot_hold_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path, size_bytes: int) -> None:
+        raise DataFileError(MediaFault.IO, "reserving failed", path, errno_=errno.EFBIG)
+
+    monkeypatch.setattr(pool_dir, "create_data_file", refuse)
+    with pytest.raises(MediaError, match=f"cannot hold a file of {format_size(SIZE_BYTES)}"):
+        make_pool(tmp_path / "p")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("content", [b"", b"\n", b"\xff\xfe\x00", b"relative", b"/a\0b", b"/" + b"x" * 5000])
+def test_a_damaged_pointer_to_the_data(tmp_path: Path, content: bytes) -> None:
+    make_pool(tmp_path / "p")
+    (tmp_path / "p" / "data.path").write_bytes(content)
+    with pytest.raises(FormatError, match=r"data\.path is damaged"):
+        _ = PoolLayout(tmp_path / "p").data
+    with pytest.raises(FormatError, match=r"data\.path is damaged"):
+        inspect_pool(tmp_path / "p")
+
+
+def test_a_place_of_other_files_is_no_place_for_a_pool(tmp_path: Path) -> None:
+    (tmp_path / "photo").touch()
+    with pytest.raises(FormatError, match="is not a MeshFusion pool") as caught:
+        inspect_pool(tmp_path)
+    assert "create" not in caught.value.next_step
+    with pytest.raises(FormatError) as caught:
+        inspect_pool(tmp_path / "none")
+    assert "mfctl pool create" in caught.value.next_step
+
+
+def test_a_pool_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: object) -> list[str]:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    make_pool(tmp_path / "p")
+    monkeypatch.setattr("meshfusion.dpu.pool_dir.os.listdir", refuse)
+    with pytest.raises(MediaError, match="cannot be read: Permission denied"):
+        inspect_pool(tmp_path / "p")
+    with pytest.raises(MediaError, match=r"cannot be created: .*Permission denied"):
+        make_pool(tmp_path / "p")
