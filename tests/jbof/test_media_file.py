@@ -8,6 +8,7 @@ import os
 import random
 import stat
 import subprocess
+import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -189,12 +190,27 @@ def test_missing_foreign_and_unusable_paths(tmp_path: Path, data_path: Path) -> 
         assert "next step" in str(caught.value)
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may open anything")
-def test_a_file_without_permission(data_path: Path) -> None:
-    data_path.chmod(0o400)
-    with pytest.raises(DataFileError, match="EACCES") as caught:
-        open_data_file(data_path, writable=True)
-    assert caught.value.fault is MediaFault.READ_ONLY
+@pytest.fixture
+def ordinary_user() -> Iterator[None]:
+    """Root may open anything, so root becomes nobody for a while."""
+    is_root = os.geteuid() == 0
+    if is_root:
+        os.seteuid(65534)
+    yield
+    if is_root:
+        os.seteuid(0)
+
+
+def test_a_file_without_permission(ordinary_user: None) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "data"
+        path.write_bytes(bytes(LBA))
+        path.chmod(0o400)
+        with open_data_file(path, writable=False):
+            pass
+        with pytest.raises(DataFileError, match="EACCES") as caught:
+            open_data_file(path, writable=True)
+        assert caught.value.fault is MediaFault.READ_ONLY
 
 
 def test_a_read_only_filesystem(tiny_mount: Path) -> None:
