@@ -12,6 +12,16 @@ import pytest
 from tests.e2e.harness import ROOT, Answer, Engines, Reference, embedded, engines_in, make_prompt
 from tests.e2e.models import make_models
 
+TEST_TIMEOUT_S = 1500
+"""The first test pays for the models, the reference and the cold fill, with every file of a new venv read for the first
+time. A hang is found much earlier: every call to an engine has a deadline of its own."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent):
+            item.add_marker(pytest.mark.timeout(TEST_TIMEOUT_S))
+
 
 @pytest.fixture(scope="session")
 def models() -> dict[str, Path]:
