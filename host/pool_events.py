@@ -1,48 +1,91 @@
-"""What the pool client is asked for and what it answers: the values that cross from its threads to the scheduler's."""
+"""What the pool client is asked for and what it answers: the values that cross from its threads to the scheduler's.
+
+They are made on the client's threads in the form the scheduler's thread needs, so that it has nothing to do for each
+chunk: columns to slice and pass on.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from meshfusion.dpu.api import types as api
 
 
 @dataclass(frozen=True, slots=True)
-class ReserveWish:
-    """A chunk to reserve; its key is made from ``key_of`` on the client's thread, not on the scheduler's.
+class StoredPrefix:
+    """The leading chunks of one request that the pool has. A column each: ``keys`` and ``extents`` have an entry for
+    each chunk, ``unit_lbas`` and ``unit_digests`` for each unit (block)."""
 
-    ``identity``: what ``key_of`` builds on. A place under another identity would keep the key from its owners.
+    keys: tuple[bytes, ...] = ()
+    extents: tuple[api.Extent, ...] = ()
+    unit_lbas: tuple[int, ...] = ()
+    unit_digests: tuple[bytes, ...] = ()
+
+    @property
+    def chunk_count(self) -> int:
+        return len(self.keys)
+
+
+NOTHING_STORED = StoredPrefix()
+
+
+@dataclass(frozen=True, slots=True)
+class ReserveWish:
+    """Places for a run of consecutive chunks, the first at ``position_tokens``. Their keys are made from ``keys_of`` on
+    the client's thread, not on the scheduler's; None: they cannot be made.
+
+    ``identity``: what ``keys_of`` builds on. A place under another identity would keep the key from its owners.
     """
 
-    save_id: int
+    run_id: int
     identity: bytes
-    key_of: Callable[[], bytes | None]
     position_tokens: int
-    token_count: int
-    shard: api.ShardSize
+    chunk_count: int
+    keys_of: Callable[[], tuple[bytes, ...] | None]
+
+
+@dataclass(frozen=True, slots=True)
+class GrantedRun:
+    """What may be written now, under whom: the columns have an entry for each granted chunk, ``indexes`` says which
+    chunks of the run (from 0) they are; ``extents`` has the fields of each :class:`Extent`, since plain tuples cross to
+    the worker's process fast."""
+
+    holder_id: str
+    epoch: int
+    identity: bytes
+    indexes: tuple[int, ...]
+    keys: tuple[bytes, ...]
+    grant_ids: tuple[str, ...]
+    extents: tuple[tuple[int, int, int, int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Matched:
-    """Answer to :meth:`PoolClient.match`; no lease and no chunks for a miss, whatever the reason."""
+    """Answer to :meth:`PoolClient.match`; no lease and nothing stored for a miss, whatever the reason."""
 
     request_id: str
     attempt: int
     lease_id: str
-    chunks: tuple[api.ChunkRecord, ...]
+    stored: StoredPrefix
 
 
 @dataclass(frozen=True, slots=True)
 class Reserved:
-    """Answer to :meth:`PoolClient.reserve`. ``results`` is None when the service could not be asked."""
+    """Answer to :meth:`PoolClient.reserve`, one for each wish. ``outcomes`` counts the run's chunks; ``granted`` is
+    None when there is nothing to write; ``no_space``: chunks (from 0) worth asking for again."""
 
-    save_ids: tuple[int, ...]
-    keys: tuple[bytes, ...]
-    results: tuple[api.ReserveResult, ...] | None
-    holder_id: str
-    epoch: int
-    identity: bytes
+    run_id: int
+    outcomes: Mapping[api.ReserveOutcome, int]
+    no_space: tuple[int, ...]
+    granted: GrantedRun | None
+
+
+@dataclass(frozen=True, slots=True)
+class ReserveFailed:
+    """The service could not be asked about this run."""
+
+    run_id: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,4 +106,9 @@ class Attached:
     attachment: api.Attachment
 
 
-Event = Matched | Reserved | Committed | LeasesLost | Attached
+@dataclass(frozen=True, slots=True)
+class AttachmentLost:
+    """The service is away, or knows us no more: leases are void. Stays inside the client: lookups are then misses."""
+
+
+Event = Matched | Reserved | ReserveFailed | Committed | LeasesLost | Attached

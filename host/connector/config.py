@@ -81,7 +81,7 @@ class ConnectorConfig(_Model):
     save_queue: SizeBytes = Field(
         default=256 << 20, ge=1 << 20, description="engine memory that saves may keep pinned; more is dropped"
     )
-    load_threads: int = Field(default=2, ge=1, le=64, description="threads that read, copy and prove units")
+    load_threads: int = Field(default=4, ge=1, le=64, description="threads that read, copy and prove units")
     direct_io: bool = Field(default=True, description="O_DIRECT where it works")
     load_always: bool = Field(
         default=False, description="load even when recomputing is estimated to be faster (for measurements)"

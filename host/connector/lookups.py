@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from meshfusion.dpu.api.types import ChunkRecord, Shard
+from meshfusion.host.pool_events import NOTHING_STORED, StoredPrefix
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,21 +30,19 @@ class ReleaseLease:
 
 
 @dataclass(frozen=True, slots=True)
-class UnitLoad:
-    """One unit (block) to bring into device memory. ``block_index`` counts the request's blocks from 0."""
-
-    block_index: int
-    block_id: int
-    key: bytes
-    shard: Shard
-    unit: int
-
-
-@dataclass(frozen=True, slots=True)
 class StartLoad:
+    """Bring units (blocks) into device memory: the request's blocks from ``first_block`` (counted from 0) on.
+
+    The columns have an entry for each unit. ``stored``: the whole promise, to find the chunk a unit belongs to.
+    """
+
     request_id: str
-    units: tuple[UnitLoad, ...]
+    first_block: int
+    block_ids: tuple[int, ...]
+    lbas: tuple[int, ...]
+    digests: tuple[bytes, ...]
     load_bytes: int
+    stored: StoredPrefix
 
 
 Effect = StartMatch | ReleaseLease | StartLoad
@@ -64,7 +62,7 @@ class _Lookup:
     attempt: int = 0
     asked_s: float = 0.0
     promised_s: float = 0.0
-    chunks: tuple[ChunkRecord, ...] = ()
+    stored: StoredPrefix = NOTHING_STORED
     lease_id: str = ""
     local_tokens: int = 0
     may_reuse: bool = True  # False after a failed load: it is recomputed, never retried
@@ -86,12 +84,13 @@ class LookupOptions:
 
 
 class Lookups:
-    """All requests of one scheduler. ``blocks_per_chunk`` and ``block_tokens`` fix what a chunk is."""
+    """All requests of one scheduler. ``blocks_per_chunk``, ``block_tokens`` and ``unit_bytes`` fix what a chunk is."""
 
-    def __init__(self, options: LookupOptions, *, block_tokens: int, blocks_per_chunk: int) -> None:
+    def __init__(self, options: LookupOptions, *, block_tokens: int, blocks_per_chunk: int, unit_bytes: int) -> None:
         self._options = options
         self._block_tokens = block_tokens
         self._blocks_per_chunk = blocks_per_chunk
+        self._unit_bytes = unit_bytes
         self._lookups: dict[str, _Lookup] = {}
         self._attempts = 0
         self._last_answer_s = float("-inf")
@@ -160,13 +159,21 @@ class Lookups:
         assert last <= self._boundary_tokens(lookup), f"{request_id}: {last} tokens allocated beyond the promise"
         assert first % self._block_tokens == 0, first
         assert last % self._block_tokens == 0, last
-        units = tuple(
-            self._unit(lookup, index, block_ids[index])
-            for index in range(first // self._block_tokens, last // self._block_tokens)
-        )
+        units = slice(first // self._block_tokens, last // self._block_tokens)
+        block_ids = tuple(block_ids[units])
         lookup.phase = Phase.LOADING
         self.counters["loads_started"] += 1
-        return [StartLoad(request_id, units, sum(unit.shard.unit_bytes for unit in units))]
+        return [
+            StartLoad(
+                request_id,
+                units.start,
+                block_ids,
+                lookup.stored.unit_lbas[units],
+                lookup.stored.unit_digests[units],
+                len(block_ids) * self._unit_bytes,
+                lookup.stored,
+            )
+        ]
 
     def finished(self, request_id: str) -> list[Effect]:
         """Finished, aborted or failed; also requests that were never scheduled. A load under way keeps its lease."""
@@ -181,22 +188,20 @@ class Lookups:
 
     # ---- from the service and the workers ------------------------------------------------------------------------
 
-    def matched(
-        self, now_s: float, request_id: str, attempt: int, lease_id: str, chunks: tuple[ChunkRecord, ...]
-    ) -> list[Effect]:
+    def matched(self, now_s: float, request_id: str, attempt: int, lease_id: str, stored: StoredPrefix) -> list[Effect]:
         """The service answered. A late or orphaned answer is given back at once."""
         self._last_answer_s = now_s
         lookup = self._lookups.get(request_id)
         if lookup is None or lookup.phase is not Phase.LOOKING or lookup.attempt != attempt:
             return [ReleaseLease(lease_id)] if lease_id else []
-        if not chunks:
+        if not stored.chunk_count:
             lookup.phase = Phase.MISSED
             return [ReleaseLease(lease_id)] if lease_id else []
-        for i, chunk in enumerate(chunks):
-            assert chunk.position_tokens == i * self._chunk_tokens, (i, chunk.position_tokens)
+        unit_count = stored.chunk_count * self._blocks_per_chunk
+        assert len(stored.unit_lbas) == len(stored.unit_digests) == unit_count, (stored.chunk_count, unit_count)
         lookup.phase = Phase.PROMISED
         lookup.promised_s = now_s
-        lookup.chunks, lookup.lease_id = chunks, lease_id
+        lookup.stored, lookup.lease_id = stored, lease_id
         self._leases_changed = True
         lookup.is_answered = False
         self.counters["hits"] += 1
@@ -211,7 +216,7 @@ class Lookups:
                 self._leases_changed = True
                 if lookup.phase is Phase.PROMISED:
                     lookup.phase = Phase.IDLE
-                    lookup.chunks = ()
+                    lookup.stored = NOTHING_STORED
                     self.counters["promises_lost"] += 1
 
     def load_finished(self, request_id: str, *, failed: bool) -> list[Effect]:
@@ -223,7 +228,7 @@ class Lookups:
         lookup.phase = Phase.IDLE
         if failed:
             lookup.may_reuse = False
-            lookup.chunks = ()  # they are known no longer to be stored: what is recomputed is worth saving
+            lookup.stored = NOTHING_STORED  # they are known no longer to be stored: what is recomputed is worth saving
             self.counters["loads_failed"] += 1
         if lookup.is_finished:
             del self._lookups[request_id]
@@ -251,7 +256,7 @@ class Lookups:
     def matched_chunk_count(self, request_id: str) -> int:
         """Leading chunks of this request known to be stored."""
         lookup = self._lookups.get(request_id)
-        return len(lookup.chunks) if lookup else 0
+        return lookup.stored.chunk_count if lookup else 0
 
     def __len__(self) -> int:
         return len(self._lookups)
@@ -274,7 +279,7 @@ class Lookups:
         return min(last_sign_s + self._options.deadline_s, lookup.asked_s + self._options.patience_s)
 
     def _boundary_tokens(self, lookup: _Lookup) -> int:
-        return len(lookup.chunks) * self._chunk_tokens
+        return lookup.stored.chunk_count * self._chunk_tokens
 
     def _look(self, now_s: float, request_id: str, lookup: _Lookup) -> StartMatch:
         assert not lookup.lease_id
@@ -282,7 +287,7 @@ class Lookups:
         lookup.phase = Phase.LOOKING
         lookup.attempt = self._attempts
         lookup.asked_s = now_s
-        lookup.chunks = ()
+        lookup.stored = NOTHING_STORED
         self.counters["lookups"] += 1
         return StartMatch(request_id, lookup.attempt)
 
@@ -291,12 +296,6 @@ class Lookups:
         self._leases_changed |= bool(lease_id)
         return [ReleaseLease(lease_id)] if lease_id else []
 
-    def _unit(self, lookup: _Lookup, block_index: int, block_id: int) -> UnitLoad:
-        chunk = lookup.chunks[block_index // self._blocks_per_chunk]
-        (shard,) = chunk.shards
-        return UnitLoad(block_index, block_id, chunk.key, shard, block_index % self._blocks_per_chunk)
-
     def _load_bytes(self, lookup: _Lookup, local_tokens: int) -> int:
-        first_block = local_tokens // self._block_tokens
-        block_count = len(lookup.chunks) * self._blocks_per_chunk - first_block
-        return block_count * lookup.chunks[0].shards[0].unit_bytes
+        block_count = lookup.stored.chunk_count * self._blocks_per_chunk - local_tokens // self._block_tokens
+        return block_count * self._unit_bytes

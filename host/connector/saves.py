@@ -1,47 +1,42 @@
-"""Which chunks to save, and what becomes of each: asked for, granted, written, committed. No I/O, no clock.
+"""Which chunks to save, and what becomes of them: asked for, granted, written. No I/O, no clock.
 
-A save pins the engine's blocks from the step that fills them until the fate of its write is known, so the queue is
-bounded in bytes. What does not fit is tried again in later steps while its request lives, in order, since a chunk
-behind a hole is of no use; what is left when the request ends is dropped and counted. The engine never waits.
+The unit here is a *run*: consecutive chunks of one request that one step completed. What a scheduling pass costs then
+grows with the requests it touches and hardly with the chunks they fill. A run pins the engine's blocks from the step
+that fills them until the fate of its last write is known, so the queue is bounded in bytes. What does not fit is tried
+again in later steps while its request lives, in order, since a chunk behind a hole is of no use; what is left when the
+request ends is dropped and counted. The engine never waits.
 """
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
-from meshfusion.dpu.api.types import Extent, ReserveOutcome, ReserveResult
+from meshfusion.dpu.api.limits import MAX_ITEMS
+from meshfusion.dpu.api.types import ReserveOutcome
 
 KNOWN_CHUNKS_MAX = 100_000
 
 
 @dataclass(frozen=True, slots=True)
-class ChunkSave:
-    """One chunk of one request on its way to the pool.
+class SaveRun:
+    """Consecutive chunks of one request on their way to the pool; ``first_chunk`` counts the request's from 0.
 
-    ``block_hash``: the engine's hash of the chunk's last block (it covers everything before it). ``block_ids``: the
-    device blocks that hold it, pinned.
+    ``chunk_hashes``: for each chunk the engine's hash of its last block (it covers everything before it, and the name
+    of the adapter). ``block_ids``: the device blocks that hold them, in order, pinned.
     """
 
-    save_id: int
+    run_id: int
     request_id: str
-    position_tokens: int
-    block_hash: bytes
-    adapter_id: int
+    first_chunk: int
+    chunk_hashes: tuple[bytes, ...]
     block_ids: tuple[int, ...]
 
-
-@dataclass(frozen=True, slots=True)
-class GrantedSave:
-    """A save with a place to go: the worker writes it. ``holder_id``/``epoch``: under whom it was granted."""
-
-    save: ChunkSave
-    key: bytes
-    grant_id: str
-    extent: Extent
-    holder_id: str
-    epoch: int
+    @property
+    def chunk_count(self) -> int:
+        return len(self.chunk_hashes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,88 +46,100 @@ class SaveOptions:
     queue_bytes: int = 256 << 20
 
 
+class KnownChunks:
+    """Chunks there is no need to ask about, since they are stored or on their way.
+
+    At most ``size_max`` and one addition more; the half that was added last is always among them.
+    """
+
+    def __init__(self, size_max: int = KNOWN_CHUNKS_MAX) -> None:
+        self._half_max = size_max // 2
+        self._young: set[bytes] = set()
+        self._old: set[bytes] = set()
+
+    def __contains__(self, chunk_hash: bytes) -> bool:
+        return chunk_hash in self._young or chunk_hash in self._old
+
+    def has_any(self, chunk_hashes: Iterable[bytes]) -> bool:
+        return not (self._young.isdisjoint(chunk_hashes) and self._old.isdisjoint(chunk_hashes))
+
+    def add(self, chunk_hashes: Iterable[bytes]) -> None:
+        self._young.update(chunk_hashes)
+        if len(self._young) > self._half_max:
+            self._young, self._old = set(), self._young
+
+    def remove(self, chunk_hashes: Collection[bytes]) -> None:
+        self._young.difference_update(chunk_hashes)
+        self._old.difference_update(chunk_hashes)
+
+    def clear(self) -> None:
+        self._young.clear()
+        self._old.clear()
+
+    def __len__(self) -> int:
+        return len(self._young | self._old)
+
+
 class Saves:
-    """All saves of one scheduler."""
+    """All saves of one scheduler. The caller pins a run's blocks when it gets it and unpins them when it has ended."""
 
     def __init__(
         self, options: SaveOptions, *, block_tokens: int, blocks_per_chunk: int, unit_bytes: int, block_count: int
     ) -> None:
-        self._block_tokens = block_tokens
         self._blocks_per_chunk = blocks_per_chunk
+        self._chunk_tokens = block_tokens * blocks_per_chunk
         quarter = block_count // 4 // blocks_per_chunk
-        self._pending_max = max(1, min(options.queue_bytes // (unit_bytes * blocks_per_chunk), quarter))
+        self._pending_max = max(1, min(options.queue_bytes // (unit_bytes * blocks_per_chunk), quarter, MAX_ITEMS))
         self._next_chunk: dict[str, int] = {}
         self._complete: dict[str, int] = {}  # chunks computed so far, of requests that had some to consider
-        self._pending: dict[int, ChunkSave] = {}
-        self._writing: set[int] = set()
-        self._known: OrderedDict[tuple[bytes, int], None] = OrderedDict()
+        self._runs: dict[int, SaveRun] = {}
+        self._writing: dict[int, int] = {}  # run id -> chunks that a worker may be writing
+        self._pending_hashes: set[bytes] = set()
+        self._pending_count = 0
+        self._known = KnownChunks()
         self._next_id = 0
         self.counters: Counter[str] = Counter()
 
     @property
     def pending_count(self) -> int:
-        """Saves that hold blocks pinned."""
-        return len(self._pending)
+        """Chunks that hold blocks pinned."""
+        return self._pending_count
 
     @property
     def writing_count(self) -> int:
-        """Saves a worker may be writing."""
-        return len(self._writing)
+        """Chunks a worker may be writing."""
+        return sum(self._writing.values())
 
     def start_at(self, request_id: str, stored_chunk_count: int) -> None:
         """The first ``stored_chunk_count`` chunks of this request came from, or are in, the pool."""
         self._next_chunk[request_id] = max(self._next_chunk.get(request_id, 0), stored_chunk_count)
 
-    def is_due(self, request_id: str, computed_tokens: int) -> bool:
-        """Is there a chunk to consider, and room for it? Cheap: asked for every request of every step."""
-        complete = computed_tokens // (self._block_tokens * self._blocks_per_chunk)
-        if complete <= self._next_chunk.get(request_id, 0):
-            return False
-        self._complete[request_id] = complete
-        return len(self._pending) < self._pending_max
-
-    def computed(
-        self,
-        request_id: str,
-        computed_tokens: int,
-        block_hashes: Sequence[bytes],
-        block_ids: Sequence[int],
-        adapter_id: int,
-    ) -> list[ChunkSave]:
-        """The step now scheduled brings the request to ``computed_tokens``; returns the chunks to ask a place for.
-
-        The caller pins their blocks. ``block_hashes``: one per full block.
-        """
+    def due_chunks(self, request_id: str, computed_tokens: int) -> range:
+        """Chunks to consider when the step now scheduled brings the request to ``computed_tokens``, as far as there is
+        room. Cheap: asked for every request of every step."""
+        complete = computed_tokens // self._chunk_tokens
         first = self._next_chunk.get(request_id, 0)
-        full_blocks = min(computed_tokens // self._block_tokens, len(block_hashes), len(block_ids))
-        last = full_blocks // self._blocks_per_chunk
-        if last <= first:
+        if complete <= first:
+            return range(0)
+        self._complete[request_id] = complete
+        return range(first, min(complete, first + self._pending_max - self._pending_count))
+
+    def take(
+        self, request_id: str, due: range, chunk_hashes: Sequence[bytes], block_ids: Sequence[int]
+    ) -> list[SaveRun]:
+        """The runs of ``due`` to ask places for. ``chunk_hashes``, ``block_ids``: of these chunks, as far as known."""
+        count = min(len(due), len(chunk_hashes), len(block_ids) // self._blocks_per_chunk)
+        if count <= 0:
             return []
-        self._next_chunk[request_id] = last
-        chosen = []
-        for chunk in range(first, last):
-            start, end = chunk * self._blocks_per_chunk, (chunk + 1) * self._blocks_per_chunk
-            known = (block_hashes[end - 1], adapter_id)
-            if known in self._known:
-                self._known.move_to_end(known)
-                continue
-            if len(self._pending) >= self._pending_max:
-                self._next_chunk[request_id] = chunk
-                break
-            self._next_id += 1
-            save = ChunkSave(
-                save_id=self._next_id,
-                request_id=request_id,
-                position_tokens=start * self._block_tokens,
-                block_hash=block_hashes[end - 1],
-                adapter_id=adapter_id,
-                block_ids=tuple(block_ids[start:end]),
-            )
-            self._pending[save.save_id] = save
-            self._remember(known)
-            chosen.append(save)
-        self.counters["saves_asked"] += len(chosen)
-        return chosen
+        self._next_chunk[request_id] = due.start + count
+        hashes = tuple(chunk_hashes[:count])
+        runs = [
+            self._new_run(request_id, due.start + part.start, hashes[part.start : part.stop], block_ids, part)
+            for part in self._unknown_parts(hashes)
+        ]
+        self._known.add(hashes)
+        self.counters["saves_asked"] += sum(run.chunk_count for run in runs)
+        return runs
 
     def forget_request(self, request_id: str) -> None:
         """Finished; its pending saves go on, since their blocks are pinned."""
@@ -140,44 +147,44 @@ class Saves:
         complete = self._complete.pop(request_id, 0)
         self.counters["saves_dropped_queue_full"] += max(0, complete - considered)
 
-    def reserved(self, save_id: int, result: ReserveResult) -> bool:
-        """The service answered for one save. True: hand it to the worker. False: unpin its blocks."""
-        save = self._pending[save_id]
-        self.counters[f"reserve_{result.outcome.value}"] += 1
-        if result.outcome is ReserveOutcome.GRANTED:
-            self._writing.add(save_id)
-            return True
-        if result.outcome is ReserveOutcome.NO_SPACE:
-            self._forget(save)
-        del self._pending[save_id]
-        return False
+    def reserved(self, run_id: int, outcomes: Mapping[ReserveOutcome, int], no_space: Sequence[int]) -> SaveRun | None:
+        """The service answered for a run; ``no_space``: which of its chunks found none, counted from 0.
 
-    def refused(self, save_id: int) -> ChunkSave:
-        """The service could not be asked: drop the save; unpin its blocks."""
-        save = self._pending.pop(save_id)
-        self._forget(save)
-        self.counters["saves_dropped_service"] += 1
-        return save
+        Returns the run when it has ended (nothing was granted): unpin its blocks. None: hand it to the worker.
+        """
+        run = self._runs[run_id]
+        assert sum(outcomes.values()) == run.chunk_count, (run_id, outcomes)
+        for outcome, count in outcomes.items():
+            self.counters[f"reserve_{outcome.value}"] += count
+        self._forget(run, no_space)
+        granted = outcomes.get(ReserveOutcome.GRANTED, 0)
+        if granted == 0:
+            return self._end(run)
+        self._writing[run_id] = granted
+        return None
 
-    def pending(self, save_id: int) -> ChunkSave:
-        return self._pending[save_id]
+    def refused(self, run_id: int) -> SaveRun:
+        """The service could not be asked: the run has ended; unpin its blocks."""
+        run = self._runs[run_id]
+        self._forget(run, range(run.chunk_count))
+        self.counters["saves_dropped_service"] += run.chunk_count
+        return self._end(run)
 
-    def written(self, save_id: int, *, ok: bool) -> ChunkSave:
-        """The worker is done with it, well or not: unpin its blocks."""
-        self._writing.discard(save_id)
-        save = self._pending.pop(save_id)
-        if not ok:
-            self._forget(save)
-            self.counters["saves_failed"] += 1
-        return save
+    def written(self, run_id: int, failed: Sequence[int]) -> SaveRun:
+        """The worker is done with a run, but for its chunks ``failed`` (from 0): it has ended; unpin its blocks."""
+        del self._writing[run_id]
+        run = self._runs[run_id]
+        self._forget(run, failed)
+        self.counters["saves_failed"] += len(failed)
+        return self._end(run)
 
-    def not_stored(self, block_hashes: Sequence[bytes], adapter_id: int) -> None:
-        """The service does not have these chunks (any more): they are worth saving again."""
-        pending = {(save.block_hash, save.adapter_id) for save in self._pending.values()}
-        for block_hash in block_hashes:
-            known = (block_hash, adapter_id)
-            if known not in pending:
-                self._known.pop(known, None)
+    def run(self, run_id: int) -> SaveRun:
+        """A run that has not ended."""
+        return self._runs[run_id]
+
+    def not_stored(self, chunk_hashes: Sequence[bytes]) -> None:
+        """The service does not have these chunks (any more): they are worth saving again, unless on their way."""
+        self._known.remove(set(chunk_hashes) - self._pending_hashes)
 
     def save_again_from(self, request_id: str, chunk: int) -> None:
         """A load failed from this chunk on: what is recomputed is worth saving."""
@@ -187,10 +194,37 @@ class Saves:
         """The pool is another one, or was reset: ask again for everything."""
         self._known.clear()
 
-    def _remember(self, known: tuple[bytes, int]) -> None:
-        self._known[known] = None
-        if len(self._known) > KNOWN_CHUNKS_MAX:
-            self._known.popitem(last=False)
+    # ---- inside --------------------------------------------------------------------------------------------------
 
-    def _forget(self, save: ChunkSave) -> None:
-        self._known.pop((save.block_hash, save.adapter_id), None)
+    def _unknown_parts(self, hashes: tuple[bytes, ...]) -> list[range]:
+        """Stretches of chunks that must be asked about."""
+        if not self._known.has_any(hashes):
+            return [range(len(hashes))]
+        parts = []
+        for is_known, group in groupby(range(len(hashes)), key=lambda i: hashes[i] in self._known):
+            if not is_known:
+                indexes = list(group)
+                parts.append(range(indexes[0], indexes[-1] + 1))
+        return parts
+
+    def _new_run(
+        self, request_id: str, first_chunk: int, hashes: tuple[bytes, ...], block_ids: Sequence[int], part: range
+    ) -> SaveRun:
+        self._next_id += 1
+        per_chunk = self._blocks_per_chunk
+        blocks = tuple(block_ids[part.start * per_chunk : part.stop * per_chunk])
+        run = SaveRun(self._next_id, request_id, first_chunk, hashes, blocks)
+        self._runs[run.run_id] = run
+        self._pending_hashes.update(hashes)
+        self._pending_count += run.chunk_count
+        return run
+
+    def _forget(self, run: SaveRun, indexes: Sequence[int]) -> None:
+        if indexes:
+            self._known.remove([run.chunk_hashes[i] for i in indexes])
+
+    def _end(self, run: SaveRun) -> SaveRun:
+        del self._runs[run.run_id]
+        self._pending_hashes.difference_update(run.chunk_hashes)
+        self._pending_count -= run.chunk_count
+        return run

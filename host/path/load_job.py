@@ -6,10 +6,10 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class UnitRead:
+class UnitRead(NamedTuple):
     """Bring ``unit_bytes`` at ``lba`` into device block ``block_id`` and prove them by ``digest``."""
 
     lba: int

@@ -33,9 +33,12 @@ Memory = np.ndarray[tuple[int], np.dtype[np.uint8]]
 
 @dataclass(frozen=True, slots=True)
 class ShardWrite:
-    """Write one chunk's shard: its header and the units held in ``block_ids``, at ``extent``."""
+    """Write one chunk's shard: its header and the units held in ``block_ids``, at ``extent``.
 
-    save_id: int
+    ``save_id`` comes back with the outcome: the run and the chunk of it.
+    """
+
+    save_id: tuple[int, int]
     extent: Extent
     header: ChunkHeader  # without digests; they are computed here
     block_ids: tuple[int, ...]
@@ -45,7 +48,7 @@ class ShardWrite:
 class ShardWritten:
     """``unit_digests`` is None when the write failed; its fate is known either way: nothing is in flight."""
 
-    save_id: int
+    save_id: tuple[int, int]
     unit_digests: tuple[bytes, ...] | None
     reason: str = ""
 

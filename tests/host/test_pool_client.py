@@ -14,11 +14,24 @@ from typing import Any, TypeVar
 import pytest
 
 from meshfusion.dpu.api import types as api
+from meshfusion.dpu.api.limits import MAX_ITEMS
 from meshfusion.dpu.api.liveness import create_liveness, hold_liveness, take_liveness_away
 from meshfusion.dpu.pool import Pool, PoolOptions, create_pool
-from meshfusion.host import pool_client
+from meshfusion.host import pool_client, pool_standing
 from meshfusion.host.pool_client import PoolClient
-from meshfusion.host.pool_events import Attached, Committed, Event, LeasesLost, Matched, Reserved, ReserveWish
+from meshfusion.host.pool_events import (
+    NOTHING_STORED,
+    Attached,
+    Committed,
+    Event,
+    GrantedRun,
+    LeasesLost,
+    Matched,
+    Reserved,
+    ReserveFailed,
+    ReserveWish,
+    StoredPrefix,
+)
 from meshfusion.jbof.errors import MediaError, ServiceUnavailableError, StaleHolderError
 from tests.host.support.chunk_records import make_records, number_key
 from tests.host.support.controlled_service import ControlledService, refusal, stale, unavailable
@@ -33,8 +46,8 @@ E = TypeVar("E")
 
 @pytest.fixture(autouse=True)
 def _quick_reattach(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool_client, "REATTACH_FIRST_S", 0.01)
-    monkeypatch.setattr(pool_client, "REATTACH_MAX_S", 0.05)
+    monkeypatch.setattr(pool_standing, "REATTACH_FIRST_S", 0.01)
+    monkeypatch.setattr(pool_standing, "REATTACH_MAX_S", 0.05)
 
 
 def make_client(service: api.ChunkService) -> PoolClient:
@@ -47,7 +60,7 @@ class Rig:
         self.attachment = self.client.start()
         self.events: list[Event] = []
 
-    def expect(self, kind: type[E], match: Callable[[E], bool] = lambda event: True) -> E:
+    def expect(self, kind: type[E] | tuple[type[E], ...], match: Callable[[E], bool] = lambda event: True) -> E:
         """The next event of ``kind``; others stay."""
 
         def look() -> E | None:
@@ -58,7 +71,7 @@ class Rig:
                     return event
             return None
 
-        found = until(look, what=f"for {kind.__name__}")
+        found = until(look, what=f"for {kind}")
         assert found is not None
         return found
 
@@ -93,10 +106,39 @@ def keys(count: int) -> tuple[bytes, ...]:
     return tuple(number_key(i) for i in range(count))
 
 
-def wish(save_id: int, key: bytes | None = b"", *, identity: bytes = IDENTITY, position: int = 0) -> ReserveWish:
-    return ReserveWish(
-        save_id, identity, lambda: number_key(save_id) if key == b"" else key, position, CHUNK_TOKENS, SHARD
-    )
+def wish(
+    run_id: int, *numbers: int, identity: bytes = IDENTITY, position: int = 0, has_keys: bool = True
+) -> ReserveWish:
+    """For the chunks with these numbers; for the one with the run's number when there are none."""
+    made = tuple(number_key(number) for number in numbers or (run_id,))
+    return ReserveWish(run_id, identity, position, len(made), lambda: made if has_keys else None)
+
+
+def reserve(rig: Rig, *wishes: ReserveWish) -> list[Reserved | ReserveFailed]:
+    """The answers, in the order of the wishes."""
+    rig.client.reserve(wishes)
+    answers: dict[int, Reserved | ReserveFailed] = {}
+    for _ in wishes:
+        answer: Any = rig.expect((Reserved, ReserveFailed))
+        assert answer.run_id not in answers
+        answers[answer.run_id] = answer
+    return [answers[wish.run_id] for wish in wishes]
+
+
+def granted(answer: Reserved | ReserveFailed) -> GrantedRun:
+    assert isinstance(answer, Reserved)
+    assert answer.granted is not None
+    return answer.granted
+
+
+def grant(holder_id: str, *grant_ids: str, epoch: int = 1) -> GrantedRun:
+    """As if these grants had been given, for one chunk each."""
+    count = len(grant_ids)
+    extents = ((1, 0, 256, 9, 1),) * count
+    return GrantedRun(holder_id, epoch, IDENTITY, tuple(range(count)), keys(count), grant_ids, extents)
+
+
+UNITS = (b"d" * 8,) * 4
 
 
 # ---- lookups -------------------------------------------------------------------------------------------------------
@@ -105,7 +147,7 @@ def wish(save_id: int, key: bytes | None = b"", *, identity: bytes = IDENTITY, p
 def test_a_hit_carries_the_lease_and_the_stored_prefix(service: ControlledService) -> None:
     with attached(service) as rig:
         answer = rig.match((*keys(2), b"x" * 32, number_key(2)))
-        assert [chunk.key for chunk in answer.chunks] == list(keys(2))
+        assert answer.stored.keys == keys(2)
         assert answer.lease_id in service.leases
         (request,) = service.calls["match"]
         assert (request.holder_id, request.request_id, request.group) == (rig.attachment.holder_id, "r", 0)
@@ -118,20 +160,20 @@ def test_a_hit_carries_the_lease_and_the_stored_prefix(service: ControlledServic
 def test_a_miss_whatever_the_reason(service: ControlledService, wanted: tuple[bytes, ...] | None) -> None:
     with attached(service) as rig:
         answer = rig.match(wanted)
-        assert (answer.lease_id, answer.chunks) == ("", ())
+        assert (answer.lease_id, answer.stored) == ("", NOTHING_STORED)
         assert len(service.calls["match"]) == (1 if wanted else 0)
 
 
 def test_a_lookup_that_waited_past_its_deadline_is_a_miss_without_asking(service: ControlledService) -> None:
     with attached(service) as rig:
-        assert rig.match(keys(2), deadline_s=-0.001).chunks == ()
+        assert rig.match(keys(2), deadline_s=-0.001).stored == NOTHING_STORED
         assert service.calls["match"] == []
 
 
 def test_a_lookup_whose_keys_cannot_be_made_is_answered_too(service: ControlledService) -> None:
     with attached(service) as rig:
-        rig.client.match("r", 1, raise_key_error, time.monotonic() + 5)  # type: ignore[arg-type]
-        assert rig.expect(Matched) == Matched("r", 1, "", ())
+        rig.client.match("r", 1, raise_key_error, time.monotonic() + 5)
+        assert rig.expect(Matched) == Matched("r", 1, "", NOTHING_STORED)
 
 
 def test_a_slow_service_holds_up_no_later_lookup_for_long(service: ControlledService) -> None:
@@ -141,13 +183,14 @@ def test_a_slow_service_holds_up_no_later_lookup_for_long(service: ControlledSer
         deadline_s = started_s + 0.02
         for attempt in range(5):
             rig.client.match("r", attempt, lambda: keys(2), deadline_s)
-        for attempt in range(5):
-            assert rig.expect(Matched, lambda e, a=attempt: e.attempt == a).chunks == ()  # type: ignore[misc]
+        answers = [rig.expect(Matched) for _ in range(5)]
+        assert sorted(answer.attempt for answer in answers) == list(range(5))
+        assert all(answer.stored == NOTHING_STORED for answer in answers)
         assert time.monotonic() - started_s < 1.0
         assert len(service.calls["match"]) == 1  # the others were past their deadline when their turn came
         assert rig.client.attachment == rig.attachment  # merely slow: no reason to let go
         del service.holds["match"]
-        assert rig.match(keys(2), attempt=9).chunks
+        assert rig.match(keys(2), attempt=9).stored.keys
 
 
 def test_an_answer_that_comes_a_little_late_still_carries_its_lease(service: ControlledService) -> None:
@@ -158,6 +201,14 @@ def test_an_answer_that_comes_a_little_late_still_carries_its_lease(service: Con
         assert answer.lease_id in service.leases  # the state machine gives it back: test_lookups
         rig.client.release((answer.lease_id,))
         until(lambda: not service.leases)
+
+
+def stored(chunk: api.ChunkRecord) -> StoredPrefix:
+    """One chunk, column by column."""
+    (shard,) = chunk.shards
+    first = shard.extent.lba + shard.payload_lba_offset
+    lbas = tuple(first + i * shard.unit_lba_count for i in range(len(shard.unit_digests)))
+    return StoredPrefix((chunk.key,), (shard.extent,), lbas, shard.unit_digests)
 
 
 FIRST, SECOND = make_records(2, block_tokens=16, blocks_per_chunk=4, identity=IDENTITY)
@@ -178,16 +229,16 @@ def test_what_was_not_asked_for_is_cut_off(service: ControlledService, lie: api.
     with attached(service) as rig:
         service.match_chunks = (FIRST, lie)
         answer = rig.match(keys(2))
-        assert answer.chunks == (FIRST,)
+        assert answer.stored == stored(FIRST)
         assert answer.lease_id
         service.match_chunks = (lie,)
-        assert rig.match(keys(2), attempt=2).chunks == ()
+        assert rig.match(keys(2), attempt=2).stored == NOTHING_STORED
 
 
 def test_more_chunks_than_asked_for(service: ControlledService) -> None:
     with attached(service) as rig:
         service.match_chunks = (FIRST, SECOND)
-        assert rig.match(keys(1)).chunks == (FIRST,)
+        assert rig.match(keys(1)).stored == stored(FIRST)
 
 
 # ---- trouble -------------------------------------------------------------------------------------------------------
@@ -197,13 +248,13 @@ def test_more_chunks_than_asked_for(service: ControlledService) -> None:
 def test_a_lookup_that_fails_is_a_miss_and_later_ones_work(service: ControlledService, error: Exception) -> None:
     with attached(service) as rig:
         service.fails["match"] = error
-        assert rig.match(keys(2)).chunks == ()
+        assert rig.match(keys(2)).stored == NOTHING_STORED
         del service.fails["match"]
         if isinstance(error, StaleHolderError):
             again = rig.expect(Attached).attachment
             assert again.holder_id != rig.attachment.holder_id
             assert rig.client.attachment == again
-        assert rig.match(keys(2), attempt=2).chunks
+        assert rig.match(keys(2), attempt=2).stored.keys
 
 
 @pytest.mark.parametrize("name", ["reserve", "commit", "abort", "drop", "release"])
@@ -215,7 +266,7 @@ def test_any_call_may_fail_in_any_way(service: ControlledService, name: str, err
         service.fails[name] = error
         call(rig, name, lease_id)
         if name == "reserve":
-            assert rig.expect(Reserved).results is None
+            assert rig.expect(ReserveFailed).run_id == 1
         if name == "commit":
             assert rig.expect(Committed) == Committed(0, 1)
         until(lambda: service.calls[name])
@@ -224,21 +275,19 @@ def test_any_call_may_fail_in_any_way(service: ControlledService, name: str, err
             assert rig.expect(Attached).attachment.holder_id != rig.attachment.holder_id
         else:
             assert rig.client.attachment == rig.attachment
-        rig.client.reserve((wish(2),))
-        assert rig.expect(Reserved, lambda e: e.save_ids == (2,)).results is not None
-        assert rig.match(keys(1), attempt=2).chunks
+        assert granted(reserve(rig, wish(2))[0]).keys == (number_key(2),)
+        assert rig.match(keys(1), attempt=2).stored.keys
 
 
 def call(rig: Rig, name: str, lease_id: str = "lease") -> None:
     holder_id, epoch = rig.attachment.holder_id, rig.attachment.epoch
-    item = api.CommitItem("grant", ((b"d" * 8,),))
     extent = api.Extent(1, 0, 256, 9, 1)
     {
         "match": lambda: rig.client.match("r", 77, lambda: keys(1), time.monotonic() + 0.02),
         "release": lambda: rig.client.release((lease_id,)),
         "reserve": lambda: rig.client.reserve((wish(1),)),
-        "commit": lambda: rig.client.commit(holder_id, epoch, (item,)),
-        "abort": lambda: rig.client.abort(holder_id, epoch, ("grant",)),
+        "commit": lambda: rig.client.settle(grant(holder_id, "grant", epoch=epoch), (UNITS,)),
+        "abort": lambda: rig.client.settle(grant(holder_id, "grant", epoch=epoch), (None,)),
         "drop": lambda: rig.client.drop(number_key(1), extent, "mismatch"),
     }[name]()
 
@@ -257,7 +306,6 @@ def test_no_command_blocks_its_caller(service: ControlledService) -> None:
                 call(rig, name, lease_id)
                 rig.client.set_leases((lease_id,))
                 rig.client.take_events()
-                rig.client.release_former_holders(rig.attachment.holder_id)
                 times_s.append(time.perf_counter() - started_s)
         started_s = time.perf_counter()
         rig.client.attach_as(OTHER_IDENTITY)
@@ -273,20 +321,18 @@ def test_the_service_goes_away_and_comes_back(service: ControlledService) -> Non
         service.fails = dict.fromkeys(("attach", "match", "release", "reserve", "commit", "heartbeat"), unavailable())
         until(lambda: rig.client.attachment is None)
         started_s = time.monotonic()
-        assert rig.match(keys(2)).chunks == ()
-        rig.client.reserve((wish(1), wish(2)))
-        refused = rig.expect(Reserved)
-        assert (refused.save_ids, refused.results) == ((1, 2), None)
+        assert rig.match(keys(2)).stored == NOTHING_STORED
+        assert reserve(rig, wish(1), wish(2)) == [ReserveFailed(1), ReserveFailed(2)]
         assert time.monotonic() - started_s < 1.0
         assert service.calls["reserve"] == []
-        rig.client.commit(rig.attachment.holder_id, 1, (api.CommitItem("g", ((b"d" * 8,),)),))
+        rig.client.settle(grant(rig.attachment.holder_id, "g"), (UNITS,))
         assert rig.expect(Committed) == Committed(0, 1)
         service.restart()
         service.fails.clear()
         again = rig.expect(Attached).attachment
         assert again.epoch == 2
         assert again.holder_id != rig.attachment.holder_id
-        assert rig.match(keys(2), attempt=2).chunks
+        assert rig.match(keys(2), attempt=2).stored.keys
 
 
 def test_lost_leases_are_told(service: ControlledService) -> None:
@@ -301,12 +347,12 @@ def test_lost_leases_are_told(service: ControlledService) -> None:
 def test_trouble_of_an_earlier_incarnation_leaves_the_current_one_alone(service: ControlledService) -> None:
     with attached(service) as rig:
         service.restart()
-        assert rig.match(keys(1)).chunks == ()  # stale: attaches again
+        assert rig.match(keys(1)).stored == NOTHING_STORED  # stale: attaches again
         current = rig.expect(Attached).attachment
-        rig.client.commit(rig.attachment.holder_id, 1, (api.CommitItem("old", ((b"d" * 8,),)),))
+        rig.client.settle(grant(rig.attachment.holder_id, "old"), (UNITS,))
         assert rig.expect(Committed) == Committed(0, 1)
         assert rig.client.attachment == current
-        assert rig.match(keys(1), attempt=2).chunks
+        assert rig.match(keys(1), attempt=2).stored.keys
 
 
 # ---- places --------------------------------------------------------------------------------------------------------
@@ -314,40 +360,84 @@ def test_trouble_of_an_earlier_incarnation_leaves_the_current_one_alone(service:
 
 def test_places_commit_and_abort(service: ControlledService) -> None:
     with attached(service) as rig:
-        rig.client.reserve((wish(1), wish(2, position=64)))
-        reserved = rig.expect(Reserved)
-        assert reserved.save_ids == (1, 2)
-        assert reserved.keys == (number_key(1), number_key(2))
-        assert (reserved.holder_id, reserved.epoch, reserved.identity) == (rig.attachment.holder_id, 1, IDENTITY)
-        assert reserved.results is not None
+        first, second = reserve(rig, wish(1, 10, 11, 12, position=64), wish(2))
+        assert first == Reserved(1, {api.ReserveOutcome.GRANTED: 3}, (), granted(first))
+        assert granted(first) == GrantedRun(
+            rig.attachment.holder_id,
+            1,
+            IDENTITY,
+            (0, 1, 2),
+            (number_key(10), number_key(11), number_key(12)),
+            granted(first).grant_ids,
+            ((1, 0, 256, 9, 1),) * 3,
+        )
+        assert granted(second).keys == (number_key(2),)
+        assert set(granted(first).grant_ids + granted(second).grant_ids) == set(service.grants)
         (request,) = service.calls["reserve"]
         assert [(item.key, item.position_tokens, item.token_count, item.shards) for item in request.items] == [
-            (number_key(1), 0, CHUNK_TOKENS, (SHARD,)),
-            (number_key(2), 64, CHUNK_TOKENS, (SHARD,)),
+            (number_key(10), 64, CHUNK_TOKENS, (SHARD,)),
+            (number_key(11), 128, CHUNK_TOKENS, (SHARD,)),
+            (number_key(12), 192, CHUNK_TOKENS, (SHARD,)),
+            (number_key(2), 0, CHUNK_TOKENS, (SHARD,)),
         ]
-        first, second = (result.grant_id for result in reserved.results)
-        rig.client.abort(reserved.holder_id, reserved.epoch, (first,))
-        items = (api.CommitItem(first, ((b"d" * 8,),)), api.CommitItem(second, ((b"d" * 8,),)))
-        rig.client.commit(reserved.holder_id, reserved.epoch, items)
-        assert rig.expect(Committed) == Committed(1, 1)
-        assert not service.grants
+        rig.client.settle(granted(first), (UNITS, None, UNITS))
+        assert rig.expect(Committed) == Committed(2, 0)
+        (abort,), (commit,) = service.calls["abort"], service.calls["commit"]
+        assert abort.grant_ids == granted(first).grant_ids[1:2]
+        assert [item.grant_id for item in commit.items] == [granted(first).grant_ids[i] for i in (0, 2)]
+        assert all(item.unit_digests == (UNITS,) for item in commit.items)
+        assert set(service.grants) == set(granted(second).grant_ids)
+        rig.client.settle(granted(first), (UNITS, UNITS, UNITS))
+        assert rig.expect(Committed) == Committed(0, 3), "they are gone"
 
 
-def raise_key_error() -> bytes:
+def test_a_run_may_get_part_of_what_it_asked_for(service: ControlledService) -> None:
+    outcomes = [
+        api.ReserveResult(api.ReserveOutcome.EXISTS),
+        PLACE,
+        api.ReserveResult(api.ReserveOutcome.NO_SPACE),
+        api.ReserveResult(api.ReserveOutcome.BUSY),
+        replace(PLACE, grant_id="g2"),
+        api.ReserveResult(api.ReserveOutcome.NO_SPACE),
+    ]
+    with attached(service) as rig:
+        service.reserve_reply = api.ReserveReply(tuple(outcomes))
+        first, second = reserve(rig, wish(1, 0, 1, 2, 3, 4), wish(2))
+        assert isinstance(first, Reserved)
+        assert first.outcomes == {
+            api.ReserveOutcome.EXISTS: 1,
+            api.ReserveOutcome.GRANTED: 2,
+            api.ReserveOutcome.NO_SPACE: 1,
+            api.ReserveOutcome.BUSY: 1,
+        }
+        assert first.no_space == (2,)
+        assert granted(first).indexes == (1, 4)
+        assert granted(first).keys == (number_key(1), number_key(4))
+        assert granted(first).grant_ids == ("g1", "g2")
+        assert second == Reserved(2, {api.ReserveOutcome.NO_SPACE: 1}, (0,), None)
+
+
+def raise_key_error() -> tuple[bytes, ...]:
     raise KeyError("a bug")
 
 
 def test_every_wish_is_answered_whatever_its_key(service: ControlledService) -> None:
     """Blocks stay pinned until the answer: none may be forgotten."""
     with attached(service) as rig:
-        rig.client.reserve((wish(1), wish(2, None), wish(3), wish(4, identity=OTHER_IDENTITY)))
-        assert rig.expect(Reserved, lambda e: e.results is not None).save_ids == (1, 3)
-        assert rig.expect(Reserved, lambda e: e.results is None).save_ids == (2, 4)
-        rig.client.reserve((wish(5), replace(wish(6), key_of=raise_key_error)))
-        refused = rig.expect(Reserved)
-        assert (refused.save_ids, refused.results) == ((5, 6), None)
-        rig.client.reserve((wish(7, None),))
-        assert rig.expect(Reserved).results is None
+        answers = reserve(rig, wish(1), wish(2, has_keys=False), wish(3), wish(4, identity=OTHER_IDENTITY))
+        assert [isinstance(answer, Reserved) for answer in answers] == [True, False, True, False]
+        answers = reserve(rig, wish(5), replace(wish(6), keys_of=raise_key_error))
+        assert [isinstance(answer, Reserved) for answer in answers] == [True, False]
+        assert reserve(rig, wish(7, has_keys=False)) == [ReserveFailed(7)]
+        answers = reserve(rig, wish(8), replace(wish(9), chunk_count=2))  # our own mistake: keys for one chunk
+        assert all(isinstance(answer, ReserveFailed) for answer in answers)
+
+
+def test_more_places_than_one_message_may_ask_for(service: ControlledService) -> None:
+    with attached(service) as rig:
+        wishes = [wish(i, *range(1500)) for i in range(4)] + [wish(4, *range(MAX_ITEMS)), wish(5)]
+        assert all(isinstance(answer, Reserved) for answer in reserve(rig, *wishes))
+        assert [len(request.items) for request in service.calls["reserve"]] == [3000, 3000, MAX_ITEMS, 1]
 
 
 PLACE = api.ReserveResult(api.ReserveOutcome.GRANTED, "g1", (api.Extent(1, 0, 256, 9, 1),))
@@ -369,9 +459,7 @@ def test_places_that_do_not_fit_the_question_are_given_back(
     with attached(service) as rig:
         service.grants["g1"] = rig.attachment.holder_id
         service.reserve_reply = api.ReserveReply(results)
-        rig.client.reserve((wish(1), wish(2)))
-        refused = rig.expect(Reserved)
-        assert (refused.save_ids, refused.results) == ((1, 2), None)
+        assert reserve(rig, wish(1), wish(2)) == [ReserveFailed(1), ReserveFailed(2)]
         until(lambda: not results or not service.grants)
 
 
@@ -383,13 +471,14 @@ def test_another_identity_is_another_incarnation(service: ControlledService) -> 
         lease_id = rig.match(keys(2)).lease_id
         rig.client.release((lease_id,))  # as the scheduler's reset does, just before
         rig.client.attach_as(OTHER_IDENTITY)
-        assert rig.match(keys(2), attempt=2).chunks == ()
+        assert rig.match(keys(2), attempt=2).stored == NOTHING_STORED
         again = rig.expect(Attached).attachment
         assert service.holders[again.holder_id].identity == OTHER_IDENTITY
         until(lambda: not service.leases, what="for a lease to be released by the holder that got it")
-        assert rig.match(keys(2), attempt=3).chunks == ()  # these chunks are of the former identity
-        rig.client.reserve((wish(1), wish(2, identity=OTHER_IDENTITY)))
-        assert rig.expect(Reserved, lambda e: e.results is not None).save_ids == (2,)
+        assert rig.match(keys(2), attempt=3).stored == NOTHING_STORED  # these chunks are of the former identity
+        refused, answered = reserve(rig, wish(1), wish(2, identity=OTHER_IDENTITY))
+        assert refused == ReserveFailed(1)
+        assert granted(answered).identity == OTHER_IDENTITY
 
 
 def test_an_attachment_that_comes_after_the_identity_changed_is_given_back(service: ControlledService) -> None:
@@ -407,23 +496,17 @@ def test_an_attachment_that_comes_after_the_identity_changed_is_given_back(servi
         assert take_liveness_away(service.directory / f"{given_back}.alive")
 
 
-def test_earlier_incarnations_can_be_fenced_once_workers_have_left_them(service: ControlledService) -> None:
+def test_an_earlier_incarnation_can_be_fenced_once_workers_have_left_it(service: ControlledService) -> None:
     with attached(service) as rig:
-        former = rig.attachment
-        worker = hold_liveness(Path(former.liveness_path))
+        former = Path(rig.attachment.liveness_path)
+        worker = hold_liveness(former)
         service.restart()
         rig.match(keys(1))
         current = rig.expect(Attached).attachment
-        assert not take_liveness_away(Path(former.liveness_path)), "its workers may still write"
-        rig.client.release_former_holders(former.holder_id)  # a late report of the workers: not there yet
+        assert not take_liveness_away(former), "its worker may still write"
         assert not take_liveness_away(Path(current.liveness_path))
-        rig.client.release_former_holders("nobody")
-        assert not take_liveness_away(Path(current.liveness_path))
-        rig.client.release_former_holders(current.holder_id)
-        assert not take_liveness_away(Path(former.liveness_path)), "the worker itself still holds it"
         os.close(worker)
-        assert take_liveness_away(Path(former.liveness_path))
-        assert not take_liveness_away(Path(current.liveness_path))
+        assert take_liveness_away(former)
 
 
 def test_a_liveness_file_out_of_reach_at_start_is_an_error_and_leaves_nothing(service: ControlledService) -> None:
@@ -496,7 +579,7 @@ def test_queued_commits_are_carried_out_before_closing(service: ControlledServic
     with attached(service) as rig:
         for i in range(20):
             service.grants[f"g{i}"] = rig.attachment.holder_id
-            rig.client.commit(rig.attachment.holder_id, 1, (api.CommitItem(f"g{i}", ((b"d" * 8,),)),))
+            rig.client.settle(grant(rig.attachment.holder_id, f"g{i}"), (UNITS,))
         rig.client.close()
         assert not service.grants
 
@@ -535,26 +618,23 @@ def pool(tmp_path: Path) -> Iterator[Pool]:
 
 
 def commit_chunk(rig: Rig, save_id: int = 1) -> None:
-    rig.client.reserve((wish(save_id),))
-    reserved = rig.expect(Reserved)
-    assert reserved.results is not None
-    item = api.CommitItem(reserved.results[0].grant_id, (tuple(bytes([i] * 8) for i in range(4)),))
-    rig.client.commit(reserved.holder_id, reserved.epoch, (item,))
+    place = granted(reserve(rig, wish(save_id))[0])
+    rig.client.settle(place, (tuple(bytes([i] * 8) for i in range(4)),))
     assert rig.expect(Committed) == Committed(1, 0)
 
 
 def test_save_match_and_release_on_the_real_pool(pool: Pool) -> None:
     with attached(pool) as rig:
-        assert rig.match((number_key(1),)).chunks == ()
+        assert rig.match((number_key(1),)).stored == NOTHING_STORED
         commit_chunk(rig)
         answer = rig.match((number_key(1), number_key(2)), attempt=2)
-        (chunk,) = answer.chunks
-        assert chunk.shards[0].unit_digests == tuple(bytes([i] * 8) for i in range(4))
+        assert answer.stored.keys == (number_key(1),)
+        assert answer.stored.unit_digests == tuple(bytes([i] * 8) for i in range(4))
         assert pool.status(deadline_s=1).lease_count == 1
         rig.client.release((answer.lease_id,))
         until(lambda: pool.status(deadline_s=1).lease_count == 0)
-        rig.client.drop(chunk.key, chunk.shards[0].extent, "mismatch")
-        until(lambda: pool.get_chunk(chunk.key, deadline_s=1) is None)
+        rig.client.drop(number_key(1), answer.stored.extents[0], "mismatch")
+        until(lambda: pool.get_chunk(number_key(1), deadline_s=1) is None)
 
 
 def test_another_identity_on_the_real_pool_sees_nothing_and_the_former_holder_is_fenced(pool: Pool) -> None:
@@ -564,11 +644,8 @@ def test_another_identity_on_the_real_pool_sees_nothing_and_the_former_holder_is
         rig.client.attach_as(OTHER_IDENTITY)
         rig.client.release((answer.lease_id,))
         current = rig.expect(Attached).attachment
-        assert rig.match((number_key(1),), attempt=2).chunks == ()
+        assert rig.match((number_key(1),), attempt=2).stored == NOTHING_STORED
         until(lambda: pool.status(deadline_s=1).lease_count == 0)
-        pool._probe_holders(time.monotonic())
-        assert {h.holder_id for h in pool.status(deadline_s=1).holders} >= {rig.attachment.holder_id}
-        rig.client.release_former_holders(current.holder_id)
         pool._probe_holders(time.monotonic())
         until(lambda: {h.holder_id for h in pool.status(deadline_s=1).holders} == {current.holder_id})
 
@@ -591,8 +668,7 @@ def test_closing_leaves_no_holder_lease_or_grant(tmp_path: Path) -> None:
         with attached(service) as rig:
             commit_chunk(rig)
             rig.match((number_key(1),))
-            rig.client.reserve((wish(2),))
-            rig.expect(Reserved)
+            reserve(rig, wish(2))
         (status,) = statuses
         assert (status.holders, status.lease_count, status.grant_count) == ((), 0, 0)
         assert status.committed_chunk_count == 1

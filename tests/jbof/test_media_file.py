@@ -65,9 +65,9 @@ def _privileged(*command: str) -> str:
     try:
         done = subprocess.run(command, check=False, capture_output=True, text=True)
     except FileNotFoundError:
-        pytest.skip(f"{command[0]} is not installed")
+        pytest.skip(f"needs hardware: {command[0]} is not installed, so no loop device can be made")
     if done.returncode:
-        pytest.skip(f"{' '.join(command)} is not permitted here: {done.stderr.strip()}")
+        pytest.skip(f"needs hardware: {' '.join(command)} is not permitted here: {done.stderr.strip()}")
     return done.stdout.strip()
 
 
@@ -78,7 +78,7 @@ def block_number(buffer: AlignedBuffer, block: int = 0) -> int:
 @pytest.mark.parametrize("direct", list(DirectMode))
 def test_read_write_flush(data_path: Path, direct: DirectMode) -> None:
     if direct is DirectMode.REQUIRED and not probe_direct(data_path.parent)[0]:
-        pytest.skip(probe_direct(data_path.parent)[1])
+        pytest.skip(f"needs hardware: {probe_direct(data_path.parent)[1]}")
     with open_data_file(data_path, writable=True, direct=direct) as data, AlignedBuffer(3 * LBA) as buffer:
         assert (data.size_bytes, data.lba_count) == (4 * MIB, 1024)
         assert data.direct or direct is not DirectMode.REQUIRED

@@ -93,10 +93,10 @@ def fill(
         first = chunk * units_per_chunk
         block_ids = tuple((first + i) % layout.block_count for i in range(units_per_chunk))
         extent = Extent(1, 0, chunk * chunk_lbas, chunk_lbas, 1)
-        writes.append(ShardWrite(chunk, extent, _header(shape, extent), block_ids))
+        writes.append(ShardWrite((0, chunk), extent, _header(shape, extent), block_ids))
     with staged_path(path, layout, kernels, memory, threads=1, write_bytes=chunk_lbas * LBA_BYTES) as staged:
         staged.save(writes)
-        written: dict[int, ShardWritten] = {}
+        written: dict[tuple[int, int], ShardWritten] = {}
         while len(written) < len(writes):
             for result in staged.take_written():
                 written[result.save_id] = result

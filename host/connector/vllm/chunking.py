@@ -9,7 +9,7 @@ from meshfusion.host.kv.adapters import AdapterDigests
 from meshfusion.host.kv.freshness import process_started_ns
 from meshfusion.host.kv.identity import chunk_key
 
-KeyMaker = Callable[[int, bytes], bytes | None]
+KeyMaker = Callable[[int, Sequence[bytes]], tuple[bytes, ...] | None]
 
 
 class Chunking:
@@ -22,29 +22,23 @@ class Chunking:
         self._hashes_per_block = hashes_per_block
         self._adapters = AdapterDigests(lora_dtype=lora_dtype, engine_started_ns=process_started_ns())
 
-    def block_hashes(self, request: Any) -> Sequence[bytes]:
-        """One hash per full block."""
-        step = self._hashes_per_block
-        hashes: Sequence[bytes] = request.block_hashes
-        return hashes if step == 1 else hashes[step - 1 :: step]
-
-    def chunk_hashes(self, request: Any) -> list[bytes]:
-        """One hash per full chunk: that of its last block."""
+    def chunk_hashes(self, request: Any, first: int = 0, last: int | None = None) -> list[bytes]:
+        """One hash for each full chunk from ``first`` up to ``last``: that of its last block."""
         step = self._hashes_per_block * self.blocks_per_chunk
-        return list(request.block_hashes[step - 1 :: step])
+        return list(request.block_hashes[(first + 1) * step - 1 : None if last is None else last * step : step])
 
     def key_maker(self, request: Any, identity: bytes) -> KeyMaker:
-        """Makes chunk keys from (position, block hash), off the scheduler's thread: an adapter's files may have to be
-        read. None: this request's adapter is not known for sure."""
-        adapters, lora_request = self._adapters, request.lora_request
+        """Makes the keys of consecutive chunks from (position of the first, their hashes), off the scheduler's thread:
+        an adapter's files may have to be read. None: this request's adapter is not known for sure."""
+        adapters, lora_request, chunk_tokens = self._adapters, request.lora_request, self.chunk_tokens
 
-        def key_of(position_tokens: int, block_hash: bytes) -> bytes | None:
+        def keys_of(position_tokens: int, chunk_hashes: Sequence[bytes]) -> tuple[bytes, ...] | None:
             adapter = adapters.digest(lora_request)
-            return None if adapter is None else chunk_key(identity, 0, adapter, position_tokens, block_hash)
+            if adapter is None:
+                return None
+            return tuple(
+                chunk_key(identity, 0, adapter, position_tokens + i * chunk_tokens, chunk_hash)
+                for i, chunk_hash in enumerate(chunk_hashes)
+            )
 
-        return key_of
-
-
-def adapter_id(request: Any) -> int:
-    """The engine's number for the request's LoRA adapter, 0 without one."""
-    return request.lora_request.lora_int_id if request.lora_request is not None else 0
+        return keys_of

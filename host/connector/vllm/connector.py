@@ -270,6 +270,7 @@ class MeshFusionConnector(KVConnectorBase_V1, SupportsHMA):
         self._client = self._service = None
         self._scheduler = None
 
+    @_timed
     def get_kv_connector_stats(self) -> KVConnectorStats | None:
         if self._scheduler is None:
             return None

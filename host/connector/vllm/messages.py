@@ -1,4 +1,8 @@
-"""What the scheduler's half and the worker's half of the connector tell each other, once per engine step."""
+"""What the scheduler's half and the worker's half of the connector tell each other, once per engine step.
+
+They may cross processes on the engine's own time, so what there is one of for each chunk or block is a column (a flat
+tuple), not an object.
+"""
 
 from __future__ import annotations
 
@@ -10,31 +14,41 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorWorkerMetadata,
 )
 
-from meshfusion.dpu.api.types import Attachment, Extent
-from meshfusion.host.path.load_job import UnitFailure, UnitRead
-from meshfusion.host.path.staged import ShardWritten
+from meshfusion.dpu.api.types import Attachment
+from meshfusion.host.path.load_job import UnitFailure
+from meshfusion.host.pool_events import GrantedRun
 
 
 @dataclass(frozen=True, slots=True)
 class LoadOrder:
-    """Load these units for a request; abandon it after ``abandon_after_s``."""
+    """Load units for a request, a column entry for each; abandon it after ``abandon_after_s``."""
 
     request_id: str
-    units: tuple[UnitRead, ...]
+    lbas: tuple[int, ...]
+    block_ids: tuple[int, ...]
+    digests: tuple[bytes, ...]
     abandon_after_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class SaveOrder:
-    """Write one chunk. Only valid while the worker holds the liveness of ``holder_id``."""
+    """Write the granted chunks of a run, whose first chunk (granted or not) is at ``position_tokens``; ``block_ids``
+    are those of all its chunks in order. Only valid while the worker holds the liveness of ``granted.holder_id``."""
 
-    save_id: int
-    holder_id: str
-    extent: Extent
-    key: bytes
-    identity: bytes
+    run_id: int
     position_tokens: int
     block_ids: tuple[int, ...]
+    granted: GrantedRun
+
+
+@dataclass(frozen=True, slots=True)
+class RunWritten:
+    """A save order is done, and flushed. ``unit_digests``: for each granted chunk those of its units, None where
+    the write failed (its fate is known: nothing is in flight), the first time for ``reason``."""
+
+    run_id: int
+    unit_digests: tuple[tuple[bytes, ...] | None, ...]
+    reason: str = ""
 
 
 @dataclass
@@ -56,16 +70,15 @@ class LoadReport:
 
 @dataclass
 class StepReport(KVConnectorWorkerMetadata):
-    """Worker to scheduler. ``ready_holder_id``: whom the worker writes as; nothing of an earlier one is in flight."""
+    """Worker to scheduler."""
 
-    ready_holder_id: str = ""
-    written: tuple[ShardWritten, ...] = ()
+    written: tuple[RunWritten, ...] = ()
     loads: tuple[LoadReport, ...] = ()
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
         assert isinstance(other, StepReport)
         # One rank so far (rank_count 1 is all that is served); its reports of one step simply add up.
-        return StepReport(other.ready_holder_id, self.written + other.written, self.loads + other.loads)
+        return StepReport(self.written + other.written, self.loads + other.loads)
 
 
 @dataclass

@@ -14,21 +14,22 @@ from typing import Any
 
 from meshfusion.host.connector.config import ConnectorConfig
 from meshfusion.host.connector.estimate import EstimateOptions, LoadEstimate
-from meshfusion.host.connector.lookups import (
-    Effect,
-    LookupOptions,
-    Lookups,
-    ReleaseLease,
-    StartLoad,
-    StartMatch,
-    UnitLoad,
-)
-from meshfusion.host.connector.vllm.chunking import Chunking, adapter_id
+from meshfusion.host.connector.lookups import Effect, LookupOptions, Lookups, ReleaseLease, StartLoad, StartMatch
+from meshfusion.host.connector.vllm.chunking import Chunking
 from meshfusion.host.connector.vllm.messages import LoadOrder, LoadReport, StepOrders, StepReport, WorkerFacts
 from meshfusion.host.connector.vllm.save_pipeline import SavePipeline
-from meshfusion.host.path.load_job import UnitFailure, UnitRead
+from meshfusion.host.path.load_job import UnitFailure
 from meshfusion.host.pool_client import PoolClient
-from meshfusion.host.pool_events import Attached, Committed, Event, LeasesLost, Matched, Reserved, ReserveWish
+from meshfusion.host.pool_events import (
+    Attached,
+    Committed,
+    Event,
+    LeasesLost,
+    Matched,
+    Reserved,
+    ReserveFailed,
+    ReserveWish,
+)
 
 logger = logging.getLogger("meshfusion.scheduler")
 
@@ -68,7 +69,10 @@ class SchedulerSide:
         )
         self._lookup_options = LookupOptions(deadline_s=config.lookup_deadline_ms / 1000)
         self._lookups = Lookups(
-            self._lookup_options, block_tokens=facts.block_tokens, blocks_per_chunk=facts.blocks_per_chunk
+            self._lookup_options,
+            block_tokens=facts.block_tokens,
+            blocks_per_chunk=facts.blocks_per_chunk,
+            unit_bytes=facts.unit_bytes,
         )
         self._pipeline = SavePipeline(client, facts, self._chunking, kv_cache_manager, queue_bytes=config.save_queue)
         self._saves = self._pipeline.saves
@@ -137,9 +141,6 @@ class SchedulerSide:
             for load in report.loads:
                 self._load_reported(load)
             self._pipeline.written(report.written)
-            attachment = self._client.attachment
-            if attachment is not None and report.ready_holder_id == attachment.holder_id:
-                self._client.release_former_holders(attachment.holder_id)
         for request_id in finished_loads & self._loads.keys():  # reported without details: treat as failed
             self._end_load(request_id, failed=True)
 
@@ -192,12 +193,14 @@ class SchedulerSide:
 
     def _handle(self, event: Event) -> None:
         match event:
-            case Matched(request_id, attempt, lease_id, chunks):
+            case Matched(request_id, attempt, lease_id, stored):
                 self._unanswered_lookups -= 1
-                self._note_missing(request_id, len(chunks))
-                self._carry_out(self._lookups.matched(time.monotonic(), request_id, attempt, lease_id, chunks))
+                self._note_missing(request_id, stored.chunk_count)
+                self._carry_out(self._lookups.matched(time.monotonic(), request_id, attempt, lease_id, stored))
             case Reserved():
                 self._pipeline.reserved(event)
+            case ReserveFailed(run_id):
+                self._pipeline.refused(run_id)
             case Committed(committed_count, refused_count):
                 self.counters["chunks_committed"] += committed_count
                 self.counters["commits_refused"] += refused_count
@@ -210,8 +213,7 @@ class SchedulerSide:
         """Chunks the service does not have are worth saving, whatever we thought we knew."""
         request = self._requests.get(request_id)
         if request is not None:
-            missing = self._chunking.chunk_hashes(request)[stored_chunks:]
-            self._saves.not_stored(missing, adapter_id(request))
+            self._saves.not_stored(self._chunking.chunk_hashes(request, stored_chunks))
 
     # ---- loads ---------------------------------------------------------------------------------------------------
 
@@ -229,45 +231,31 @@ class SchedulerSide:
         request = self._requests[request_id]
         hashes = self._chunking.chunk_hashes(request)
         deadline_s = time.monotonic() + self._lookup_options.patience_s
-        key_of = self._chunking.key_maker(request, self._identity)
-        chunk_tokens = self._chunking.chunk_tokens
-
-        def keys() -> tuple[bytes, ...] | None:
-            made = tuple(key_of(i * chunk_tokens, block_hash) for i, block_hash in enumerate(hashes))
-            return None if None in made else made  # type: ignore[return-value]
-
+        keys_of = self._chunking.key_maker(request, self._identity)
         self._unanswered_lookups += 1
-        self._client.match(request_id, attempt, keys, deadline_s)
+        self._client.match(request_id, attempt, lambda: keys_of(0, hashes), deadline_s)
 
     def _start_load(self, load: StartLoad) -> None:
         self._loads[load.request_id] = load
-        units = tuple(
-            UnitRead(
-                lba=unit.shard.extent.lba + unit.shard.payload_lba_offset + unit.unit * unit.shard.unit_lba_count,
-                unit_bytes=unit.shard.unit_bytes,
-                block_id=unit.block_id,
-                digest=unit.shard.unit_digests[unit.unit],
-            )
-            for unit in load.units
-        )
-        self._load_orders.append(LoadOrder(load.request_id, units, self._estimate.abandon_after_s(load.load_bytes)))
+        abandon_after_s = self._estimate.abandon_after_s(load.load_bytes)
+        self._load_orders.append(LoadOrder(load.request_id, load.lbas, load.block_ids, load.digests, abandon_after_s))
 
     def _load_reported(self, report: LoadReport) -> None:
         load = self._loads.get(report.request_id)
         if load is None:
             return
-        self.counters["loaded_bytes"] += self._facts.unit_bytes * (len(load.units) - len(report.failures))
+        loaded_blocks = len(load.block_ids) - len(report.failures)
+        self.counters["loaded_bytes"] += self._facts.unit_bytes * loaded_blocks
         self.counters["load_us"] += round(report.seconds * 1e6)
-        self.counters["loaded_blocks"] += len(load.units) - len(report.failures)
+        self.counters["loaded_blocks"] += loaded_blocks
         self.counters["failed_blocks"] += len(report.failures)
         self._note_failures(load, report.failures)
         if report.failures:
-            first_block = min(load.units[failure.index].block_index for failure in report.failures)
+            first_chunk = self._chunk_of(load, min(failure.index for failure in report.failures))
             request = self._requests.get(report.request_id)
             if request is not None:  # else it was aborted while it was being loaded
-                self._saves.save_again_from(report.request_id, first_block // self._chunking.blocks_per_chunk)
-                hashes = self._chunking.chunk_hashes(request)[first_block // self._chunking.blocks_per_chunk :]
-                self._saves.not_stored(hashes, adapter_id(request))
+                self._saves.save_again_from(report.request_id, first_chunk)
+                self._saves.not_stored(self._chunking.chunk_hashes(request, first_chunk))
         else:
             self._estimate.observe_load(report.load_bytes, report.seconds)
         self._end_load(report.request_id, failed=bool(report.failures))
@@ -275,21 +263,27 @@ class SchedulerSide:
     def _note_failures(self, load: StartLoad, failures: tuple[UnitFailure, ...]) -> None:
         """Wrong bytes: the chunk goes at once. Unreadable ones: only when load after load fails to read them, since one
         bad moment of the path must not empty the pool."""
-        failed: dict[bytes, tuple[UnitLoad, UnitFailure]] = {}
+        failed: dict[int, UnitFailure] = {}  # by chunk of the request
         for failure in failures:
-            unit = load.units[failure.index]
+            chunk = self._chunk_of(load, failure.index)
             if failure.is_mismatch:
                 self.counters["digest_mismatches"] += 1
-            if failure.is_mismatch or unit.key not in failed:
-                failed[unit.key] = (unit, failure)
+            if failure.is_mismatch or chunk not in failed:
+                failed[chunk] = failure
+        keys, extents = load.stored.keys, load.stored.extents
         if self._read_failures:
-            for key in {unit.key for unit in load.units} - failed.keys():
-                self._read_failures.pop(key, None)
-        for key, (unit, failure) in failed.items():
-            self._read_failures[key] += 1
-            if failure.is_mismatch or self._read_failures[key] >= READ_FAILURES_MAX:
-                del self._read_failures[key]
-                self._client.drop(key, unit.shard.extent, failure.reason)
+            for chunk in range(self._chunk_of(load, 0), self._chunk_of(load, len(load.block_ids) - 1) + 1):
+                if chunk not in failed:
+                    self._read_failures.pop(keys[chunk], None)
+        for chunk, failure in failed.items():
+            self._read_failures[keys[chunk]] += 1
+            if failure.is_mismatch or self._read_failures[keys[chunk]] >= READ_FAILURES_MAX:
+                del self._read_failures[keys[chunk]]
+                self._client.drop(keys[chunk], extents[chunk], failure.reason)
+
+    def _chunk_of(self, load: StartLoad, unit: int) -> int:
+        """The chunk of the request that the load's ``unit`` (from 0) belongs to."""
+        return (load.first_block + unit) // self._chunking.blocks_per_chunk
 
     def _end_load(self, request_id: str, *, failed: bool) -> None:
         self._loads.pop(request_id, None)

@@ -7,17 +7,19 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from meshfusion.dpu.api.liveness import hold_liveness
-from meshfusion.dpu.api.types import Attachment
+from meshfusion.dpu.api.types import Attachment, Extent
 from meshfusion.host.connector.config import ConnectorConfig
 from meshfusion.host.connector.vllm.messages import (
     LoadOrder,
     LoadReport,
+    RunWritten,
     SaveOrder,
     StepOrders,
     StepReport,
@@ -29,7 +31,7 @@ from meshfusion.host.kv.layout import backing_memory, derive_layout
 from meshfusion.host.kv.selftest import run_selftest
 from meshfusion.host.kv.weights import FileDigester, processor_fact, weights_fact
 from meshfusion.host.path.kernel_mover import KernelMover
-from meshfusion.host.path.load_job import LoadJob, LoadResult, UnitFailure
+from meshfusion.host.path.load_job import LoadJob, LoadResult, UnitFailure, UnitRead
 from meshfusion.host.path.staged import ShardWrite, ShardWritten, StagedPath
 from meshfusion.jbof.digest import load_kernels
 from meshfusion.jbof.errors import FormatError, MeshFusionError
@@ -63,15 +65,14 @@ class WorkerSide:
         self._config = config
         self._is_digest_right = is_digest_right
         self._attachment: Attachment | None = None
-        self._told_holder_id = ""
         self._refused_holder_id = ""  # an attachment that this worker could not take up
         self._liveness: int | None = None  # held only while something is written: an idle engine holds up nobody
         self._path: StagedPath | None = None
         self._pool_uuid = ""
         self._jobs: dict[str, tuple[LoadOrder, LoadJob | LoadResult]] = {}
-        self._writing = 0
+        self._runs: dict[int, _RunUnderWay] = {}  # being written, by run id
         self._reports: list[LoadReport] = []
-        self._written: list[ShardWritten] = []
+        self._written: list[RunWritten] = []
         self._failed_blocks: set[int] = set()
 
     # ---- start ---------------------------------------------------------------------------------------------------
@@ -124,26 +125,28 @@ class WorkerSide:
         for order in orders.loads:
             assert order.request_id not in self._jobs, f"{order.request_id} is being loaded already"
             if self._path is None:
-                failures = tuple(UnitFailure(i, False, "no pool attached") for i in range(len(order.units)))
+                failures = tuple(UnitFailure(i, False, "no pool attached") for i in range(len(order.lbas)))
                 self._jobs[order.request_id] = (order, LoadResult(0, 0.0, failures))
             else:
-                self._jobs[order.request_id] = (
-                    order,
-                    self._path.load(order.units, abandon_after_s=order.abandon_after_s),
-                )
+                units = [
+                    UnitRead(lba, self._layout.unit_bytes, block_id, digest)
+                    for lba, block_id, digest in zip(order.lbas, order.block_ids, order.digests, strict=True)
+                ]
+                job = self._path.load(units, abandon_after_s=order.abandon_after_s)
+                self._jobs[order.request_id] = (order, job)
 
     def start_saves(self, orders: StepOrders) -> None:
         """The step that filled these blocks has run: their bytes are final."""
-        writes = []
+        writes: list[ShardWrite] = []
         for order in orders.saves:
             refusal = self._refuse_save(order)
             if refusal:
-                self._written.append(ShardWritten(order.save_id, None, refusal))
+                self._written.append(RunWritten(order.run_id, (None,) * len(order.granted.indexes), refusal))
             else:
-                writes.append(self._shard_write(order))
+                self._runs[order.run_id] = _RunUnderWay(order)
+                writes += self._shard_writes(order)
         if writes:
             assert self._path is not None
-            self._writing += len(writes)
             self._path.save(writes)
 
     def finished_loads(self) -> set[str]:
@@ -157,14 +160,14 @@ class WorkerSide:
             del self._jobs[request_id]
             finished.add(request_id)
             self._reports.append(LoadReport(request_id, result.load_bytes, result.seconds, result.failures))
-            self._failed_blocks.update(order.units[failure.index].block_id for failure in result.failures)
+            self._failed_blocks.update(order.block_ids[failure.index] for failure in result.failures)
             if result.failures:
                 first = min(result.failures, key=lambda failure: failure.index)
                 logger.warning(
                     "%s: %d of %d blocks did not load and are recomputed, the first because: %s",
                     request_id,
                     len(result.failures),
-                    len(order.units),
+                    len(order.lbas),
                     first.reason,
                 )
         return finished
@@ -176,16 +179,14 @@ class WorkerSide:
     def take_report(self) -> StepReport | None:
         """What happened since the last step, or None when there is nothing new to say."""
         if self._path is not None:
-            written = self._path.take_written()
-            self._writing -= len(written)
-            self._written += written
-            if not self._writing:
+            for shard in self._path.take_written():
+                self._shard_written(shard)
+            if not self._runs:
                 self._let_go()
-        ready = self._holder_id()
-        if not self._written and not self._reports and ready == self._told_holder_id:
+        if not self._written and not self._reports:
             return None
-        report = StepReport(ready, tuple(self._written), tuple(self._reports))
-        self._written, self._reports, self._told_holder_id = [], [], ready
+        report = StepReport(tuple(self._written), tuple(self._reports))
+        self._written, self._reports = [], []
         return report
 
     def shutdown(self) -> None:
@@ -202,7 +203,7 @@ class WorkerSide:
         """Take up a new attachment once nothing of the former one is being written."""
         if attachment is None or attachment.holder_id in (self._refused_holder_id, self._holder_id()):
             return
-        if self._writing:
+        if self._runs:
             return  # the order of the next step carries it again
         try:
             os.close(hold_liveness(Path(attachment.liveness_path)))  # only to see that it is in reach
@@ -249,10 +250,10 @@ class WorkerSide:
     def _refuse_save(self, order: SaveOrder) -> str:
         if self._path is None or self._attachment is None:
             return "no pool attached"
-        if order.holder_id != self._attachment.holder_id:
+        if order.granted.holder_id != self._attachment.holder_id:
             return "granted to an earlier incarnation of this worker"
-        if len(order.block_ids) != self._blocks_per_chunk:
-            return f"{len(order.block_ids)} blocks in a chunk of {self._blocks_per_chunk}"
+        block_count = (order.granted.indexes[-1] + 1) * self._blocks_per_chunk
+        assert len(order.block_ids) >= block_count, (len(order.block_ids), block_count)
         return self._hold(self._attachment)
 
     def _hold(self, attachment: Attachment) -> str:
@@ -269,23 +270,54 @@ class WorkerSide:
             os.close(self._liveness)
             self._liveness = None
 
-    def _shard_write(self, order: SaveOrder) -> ShardWrite:
-        header = ChunkHeader(
-            pool_uuid=bytes.fromhex(self._pool_uuid.replace("-", "")),
-            identity=order.identity,
-            key=order.key,
-            tenant="default",
-            group=0,
-            rank=0,
-            position_tokens=order.position_tokens,
-            token_count=self._layout.block_tokens * self._blocks_per_chunk,
-            segment=order.extent.segment,
-            generation=order.extent.generation,
-            lba=order.extent.lba,
-            unit_bytes=self._layout.unit_bytes,
-            unit_digests=(),
-        )
-        return ShardWrite(order.save_id, order.extent, header, order.block_ids)
+    def _shard_writes(self, order: SaveOrder) -> list[ShardWrite]:
+        """One for each granted chunk."""
+        pool_uuid = bytes.fromhex(self._pool_uuid.replace("-", ""))
+        chunk_tokens = self._layout.block_tokens * self._blocks_per_chunk
+        writes = []
+        columns = zip(order.granted.indexes, order.granted.keys, order.granted.extents, strict=True)
+        for index, key, extent_fields in columns:
+            extent = Extent(*extent_fields)
+            header = ChunkHeader(
+                pool_uuid=pool_uuid,
+                identity=order.granted.identity,
+                key=key,
+                tenant="default",
+                group=0,
+                rank=0,
+                position_tokens=order.position_tokens + index * chunk_tokens,
+                token_count=chunk_tokens,
+                segment=extent.segment,
+                generation=extent.generation,
+                lba=extent.lba,
+                unit_bytes=self._layout.unit_bytes,
+                unit_digests=(),
+            )
+            first = index * self._blocks_per_chunk
+            block_ids = order.block_ids[first : first + self._blocks_per_chunk]
+            writes.append(ShardWrite((order.run_id, index), extent, header, block_ids))
+        return writes
+
+    def _shard_written(self, shard: ShardWritten) -> None:
+        run_id, index = shard.save_id
+        run = self._runs[run_id]
+        run.shards[index] = shard
+        if len(run.shards) == len(run.order.granted.indexes):
+            del self._runs[run_id]
+            self._written.append(run.report())
+
+
+@dataclass(slots=True)
+class _RunUnderWay:
+    """A save order being written; ``shards``: what has been, by chunk of the run."""
+
+    order: SaveOrder
+    shards: dict[int, ShardWritten] = field(default_factory=dict)
+
+    def report(self) -> RunWritten:
+        shards = [self.shards[index] for index in self.order.granted.indexes]
+        reason = next((shard.reason for shard in shards if shard.reason), "")
+        return RunWritten(self.order.run_id, tuple(shard.unit_digests for shard in shards), reason)
 
 
 def check_pool_uuid(path: Path, pool_uuid: str) -> None:

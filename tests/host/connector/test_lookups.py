@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from meshfusion.host.connector.lookups import Effect, LookupOptions, Lookups, ReleaseLease, StartLoad, StartMatch
-from tests.host.support.chunk_records import UNIT_BYTES, make_records, number_key, unit_digest
+from meshfusion.host.pool_events import NOTHING_STORED, StoredPrefix
+from tests.host.support.chunk_records import UNIT_BYTES, make_stored, unit_digest, unit_lba
 
 BLOCK = 16
 PER_CHUNK = 4
@@ -18,8 +19,8 @@ CHUNK = BLOCK * PER_CHUNK
 OPTIONS = LookupOptions(deadline_s=0.02, soft_lease_max_s=10.0, early_lookups_max=3)
 
 
-def records(count: int) -> tuple:  # type: ignore[type-arg]
-    return make_records(count, block_tokens=BLOCK, blocks_per_chunk=PER_CHUNK)
+def stored(count: int, first_number: int = 0) -> StoredPrefix:
+    return make_stored(count, block_tokens=BLOCK, blocks_per_chunk=PER_CHUNK, first_number=first_number)
 
 
 def always(tokens: int, load_bytes: int) -> bool:
@@ -32,13 +33,13 @@ def never(tokens: int, load_bytes: int) -> bool:
 
 @pytest.fixture
 def lookups() -> Lookups:
-    return Lookups(OPTIONS, block_tokens=BLOCK, blocks_per_chunk=PER_CHUNK)
+    return Lookups(OPTIONS, block_tokens=BLOCK, blocks_per_chunk=PER_CHUNK, unit_bytes=UNIT_BYTES)
 
 
 def promise(lookups: Lookups, request_id: str = "a", chunks: int = 2, now_s: float = 0.0, lease: str = "L") -> None:
     (start,) = lookups.new_request(now_s, request_id)
     assert isinstance(start, StartMatch)
-    assert lookups.matched(now_s, request_id, start.attempt, lease, records(chunks)) == []
+    assert lookups.matched(now_s, request_id, start.attempt, lease, stored(chunks)) == []
 
 
 def test_a_hit_is_promised_loaded_and_given_back(lookups: Lookups) -> None:
@@ -47,17 +48,12 @@ def test_a_hit_is_promised_loaded_and_given_back(lookups: Lookups) -> None:
     (load,) = lookups.allocated("a", 2 * CHUNK - CHUNK // 2, [100 + i for i in range(9)])
     assert isinstance(load, StartLoad)
     # Blocks 2 to 7 of the request: units 2, 3 of chunk 0 and all four of chunk 1.
-    assert [(u.block_index, u.block_id, u.key, u.unit) for u in load.units] == [
-        (2, 102, number_key(0), 2),
-        (3, 103, number_key(0), 3),
-        (4, 104, number_key(1), 0),
-        (5, 105, number_key(1), 1),
-        (6, 106, number_key(1), 2),
-        (7, 107, number_key(1), 3),
-    ]
-    assert [u.shard.unit_digests[u.unit] for u in load.units] == [
-        unit_digest(chunk, unit) for chunk, unit in [(0, 2), (0, 3), (1, 0), (1, 1), (1, 2), (1, 3)]
-    ]
+    assert load.first_block == 2
+    assert load.block_ids == (102, 103, 104, 105, 106, 107)
+    units = [(0, 2), (0, 3), (1, 0), (1, 1), (1, 2), (1, 3)]
+    assert load.lbas == tuple(unit_lba(chunk, unit) for chunk, unit in units)
+    assert load.digests == tuple(unit_digest(chunk, unit) for chunk, unit in units)
+    assert load.stored == stored(2)
     assert load.load_bytes == 6 * UNIT_BYTES
     assert lookups.live_lease_ids() == ("L",)
     assert lookups.load_finished("a", failed=False) == [ReleaseLease("L")]
@@ -71,7 +67,8 @@ def test_trimmed_allocation_loads_only_what_was_taken(lookups: Lookups) -> None:
     lookups.query(0.001, "a", 0, always)
     (load,) = lookups.allocated("a", 3 * BLOCK, list(range(50, 60)))
     assert isinstance(load, StartLoad)
-    assert [u.block_id for u in load.units] == [50, 51, 52]
+    assert load.block_ids == (50, 51, 52)
+    assert len(load.lbas) == len(load.digests) == 3
 
 
 def test_no_answer_before_the_deadline_then_a_miss_for_good(lookups: Lookups) -> None:
@@ -80,19 +77,19 @@ def test_no_answer_before_the_deadline_then_a_miss_for_good(lookups: Lookups) ->
     assert lookups.query(0.019, "a", 0, always) == (None, [])
     assert lookups.query(0.020, "a", 0, always) == (0, [])
     assert lookups.counters["lookups_timed_out"] == 1
-    assert lookups.matched(0.021, "a", start.attempt, "late", records(2)) == [ReleaseLease("late")]
+    assert lookups.matched(0.021, "a", start.attempt, "late", stored(2)) == [ReleaseLease("late")]
     assert lookups.query(5.0, "a", 0, always) == (0, [])
 
 
 def test_a_queue_that_moves_is_waited_for_but_not_for_ever() -> None:
     options = LookupOptions(deadline_s=0.02, patience_s=0.05)
-    lookups = Lookups(options, block_tokens=BLOCK, blocks_per_chunk=PER_CHUNK)
+    lookups = Lookups(options, block_tokens=BLOCK, blocks_per_chunk=PER_CHUNK, unit_bytes=UNIT_BYTES)
     starts = [start for i in range(4) for start in lookups.new_request(0.0, f"r{i}")]
     assert all(isinstance(start, StartMatch) for start in starts)
-    assert lookups.matched(0.015, "r0", starts[0].attempt, "L0", records(1)) == []  # type: ignore[union-attr]
+    assert lookups.matched(0.015, "r0", starts[0].attempt, "L0", stored(1)) == []  # type: ignore[union-attr]
     assert lookups.query(0.030, "r1", 0, always) == (None, [])  # the service answered 15 ms ago
     assert lookups.query(0.035, "r1", 0, always) == (0, [])  # and then nothing for 20 ms
-    assert lookups.matched(0.036, "r2", starts[2].attempt, "L2", records(1)) == []  # type: ignore[union-attr]
+    assert lookups.matched(0.036, "r2", starts[2].attempt, "L2", stored(1)) == []  # type: ignore[union-attr]
     assert lookups.query(0.049, "r3", 0, always) == (None, [])
     assert lookups.query(0.050, "r3", 0, always) == (0, []), "patience ends"
 
@@ -109,11 +106,11 @@ def test_lease_changes_are_told_once(lookups: Lookups) -> None:
 def test_a_miss_and_an_empty_lease(lookups: Lookups) -> None:
     (start,) = lookups.new_request(0.0, "a")
     assert isinstance(start, StartMatch)
-    assert lookups.matched(0.0, "a", start.attempt, "", ()) == []
+    assert lookups.matched(0.0, "a", start.attempt, "", NOTHING_STORED) == []
     assert lookups.query(0.0, "a", 0, always) == (0, [])
     (start,) = lookups.new_request(0.0, "b")
     assert isinstance(start, StartMatch)
-    assert lookups.matched(0.0, "b", start.attempt, "E", ()) == [ReleaseLease("E")]
+    assert lookups.matched(0.0, "b", start.attempt, "E", NOTHING_STORED) == [ReleaseLease("E")]
 
 
 def test_the_local_hit_may_cover_or_shrink(lookups: Lookups) -> None:
@@ -144,7 +141,7 @@ def test_an_unused_promise_ages_and_is_asked_for_anew(lookups: Lookups) -> None:
     assert tokens is None
     assert effects[0] == ReleaseLease("L")
     assert isinstance(effects[1], StartMatch)
-    assert lookups.matched(10.11, "a", effects[1].attempt, "L2", records(1)) == []
+    assert lookups.matched(10.11, "a", effects[1].attempt, "L2", stored(1)) == []
     assert lookups.query(10.12, "a", 0, always) == (CHUNK, [])
 
 
@@ -195,7 +192,7 @@ def test_reset_ends_promises_and_orphans_lookups(lookups: Lookups) -> None:
     (start,) = lookups.new_request(0.0, "b")
     assert isinstance(start, StartMatch)
     assert lookups.reset() == [ReleaseLease("LA")]
-    assert lookups.matched(0.0, "b", start.attempt, "LB", records(1)) == [ReleaseLease("LB")]
+    assert lookups.matched(0.0, "b", start.attempt, "LB", stored(1)) == [ReleaseLease("LB")]
     assert lookups.query(0.0, "a", 0, always)[0] is None
 
 
@@ -206,9 +203,9 @@ def test_an_answer_from_before_a_reset_does_not_answer_the_question_after_it(loo
     tokens, (after,) = lookups.query(0.001, "a", 0, always)
     assert tokens is None
     assert isinstance(after, StartMatch)
-    assert lookups.matched(0.002, "a", before.attempt, "old", records(2)) == [ReleaseLease("old")]
+    assert lookups.matched(0.002, "a", before.attempt, "old", stored(2)) == [ReleaseLease("old")]
     assert lookups.query(0.003, "a", 0, always) == (None, [])
-    assert lookups.matched(0.004, "a", after.attempt, "new", records(1)) == []
+    assert lookups.matched(0.004, "a", after.attempt, "new", stored(1)) == []
     assert lookups.query(0.005, "a", 0, always) == (CHUNK, [])
 
 
@@ -269,7 +266,7 @@ class AnyOrder(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.options = OPTIONS
-        self.lookups = Lookups(OPTIONS, block_tokens=BLOCK, blocks_per_chunk=PER_CHUNK)
+        self.lookups = Lookups(OPTIONS, block_tokens=BLOCK, blocks_per_chunk=PER_CHUNK, unit_bytes=UNIT_BYTES)
         self.now_s = 100.0
         self.last_answer_s = 0.0
         self.service = Service()
@@ -278,6 +275,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.answered: list[Asked] = []
         self.attempt_of: dict[str, Asked] = {}
         self.lease_of: dict[str, tuple[str, int]] = {}  # lease -> request, boundary
+        self.first_number_of: dict[str, int] = {}  # lease -> number of its first chunk
         self.loads: dict[str, StartLoad] = {}
 
     def carry_out(self, effects: list[Effect]) -> StartLoad | None:
@@ -356,11 +354,12 @@ class AnyOrder(RuleBasedStateMachine):
             return
         assert load is not None
         indexes = range(local // BLOCK, (local + take) // BLOCK)
-        assert [u.block_index for u in load.units] == list(indexes)
-        assert [u.block_id for u in load.units] == [1000 + 7 * i for i in indexes]
-        assert [u.unit for u in load.units] == [i % PER_CHUNK for i in indexes]
-        first_number = int.from_bytes(load.units[0].key, "big") - indexes[0] // PER_CHUNK
-        assert [int.from_bytes(u.key, "big") for u in load.units] == [first_number + i // PER_CHUNK for i in indexes]
+        assert load.first_block == indexes[0]
+        assert load.block_ids == tuple(1000 + 7 * i for i in indexes)
+        first_number = self.first_number_of[engine.lease_id]
+        units = [(first_number + i // PER_CHUNK, i % PER_CHUNK) for i in indexes]
+        assert load.lbas == tuple(unit_lba(number, unit) for number, unit in units)
+        assert load.digests == tuple(unit_digest(number, unit) for number, unit in units)
         assert load.load_bytes == len(indexes) * UNIT_BYTES
         self.loads[request_id] = load
         engine.stage = "loading"
@@ -426,8 +425,9 @@ class AnyOrder(RuleBasedStateMachine):
     def _answer(self, asked: Asked, chunks: int) -> None:
         lease_id = self.service.grant() if chunks else ""
         number = 100 * len(self.service.state)
-        found = make_records(chunks, block_tokens=BLOCK, blocks_per_chunk=PER_CHUNK, first_number=number)
+        found = stored(chunks, number)
         if chunks:
+            self.first_number_of[lease_id] = number
             self.lease_of[lease_id] = (asked.request_id, chunks * CHUNK)
         self.last_answer_s = self.now_s
         self.carry_out(self.lookups.matched(self.now_s, asked.request_id, asked.attempt, lease_id, found))

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from meshfusion.dpu.api.types import Extent, ReserveOutcome, ReserveResult
-from meshfusion.host.connector.saves import ChunkSave, SaveOptions, Saves
+from meshfusion.dpu.api.limits import MAX_ITEMS
+from meshfusion.dpu.api.types import ReserveOutcome
+from meshfusion.host.connector.saves import KnownChunks, SaveOptions, SaveRun, Saves
 
 BLOCK = 16
 UNIT_BYTES = 4096
-GRANTED = ReserveResult(ReserveOutcome.GRANTED, "g", (Extent(1, 0, 256, 9, 1),))
-EXISTS = ReserveResult(ReserveOutcome.EXISTS)
-BUSY = ReserveResult(ReserveOutcome.BUSY)
-NO_SPACE = ReserveResult(ReserveOutcome.NO_SPACE)
+GRANTED, EXISTS, BUSY, NO_SPACE = (
+    ReserveOutcome.GRANTED,
+    ReserveOutcome.EXISTS,
+    ReserveOutcome.BUSY,
+    ReserveOutcome.NO_SPACE,
+)
 
 
 def make_saves(*, blocks_per_chunk: int = 1, pending_max: int = 1000) -> Saves:
@@ -29,151 +34,222 @@ def make_saves(*, blocks_per_chunk: int = 1, pending_max: int = 1000) -> Saves:
 
 
 def hashes(count: int, stem: str = "h") -> list[bytes]:
+    """Of the chunks of a prompt."""
     return [f"{stem}{i}".encode() for i in range(count)]
 
 
-def ask(saves: Saves, tokens: int, *, request_id: str = "a", stem: str = "h", adapter_id: int = 0) -> list[ChunkSave]:
-    blocks = -(-tokens // BLOCK)
-    return saves.computed(request_id, tokens, hashes(tokens // BLOCK, stem), range(100, 100 + blocks), adapter_id)
+def ask(
+    saves: Saves, tokens: int, *, request_id: str = "a", stem: str = "h", blocks_per_chunk: int = 1
+) -> list[SaveRun]:
+    """As the pipeline does: block ``i`` of any request is device block ``100 + i``."""
+    due = saves.due_chunks(request_id, tokens)
+    block_ids = range(100 + due.start * blocks_per_chunk, 100 + min(due.stop * blocks_per_chunk, -(-tokens // BLOCK)))
+    return saves.take(request_id, due, hashes(due.stop, stem)[due.start :], block_ids)
+
+
+def chunks_of(runs: list[SaveRun]) -> list[int]:
+    """The chunks of the request, counted from 0."""
+    return [chunk for run in runs for chunk in range(run.first_chunk, run.first_chunk + run.chunk_count)]
+
+
+def answer(saves: Saves, run: SaveRun, *outcomes: ReserveOutcome) -> SaveRun | None:
+    """The service's answer for each chunk of the run, or one for all of them."""
+    each = outcomes * run.chunk_count if len(outcomes) == 1 else outcomes
+    no_space = [i for i, outcome in enumerate(each) if outcome is NO_SPACE]
+    return saves.reserved(run.run_id, Counter(each), no_space)
 
 
 @pytest.mark.parametrize("blocks_per_chunk", [1, 2, 3, 4])
-def test_chunks_carry_their_own_blocks_and_the_hash_of_the_last(blocks_per_chunk: int) -> None:
+def test_a_run_carries_its_blocks_and_the_hashes_of_its_chunks(blocks_per_chunk: int) -> None:
     saves = make_saves(blocks_per_chunk=blocks_per_chunk)
-    chosen = ask(saves, 13 * BLOCK + 5)
-    assert len(chosen) == 13 // blocks_per_chunk
-    for i, save in enumerate(chosen):
-        first = i * blocks_per_chunk
-        assert save.position_tokens == first * BLOCK
-        assert save.block_ids == tuple(range(100 + first, 100 + first + blocks_per_chunk))
-        assert save.block_hash == f"h{first + blocks_per_chunk - 1}".encode()
-        assert (save.request_id, save.adapter_id) == ("a", 0)
-    assert len({save.save_id for save in chosen}) == len(chosen)
+    count = 13 // blocks_per_chunk
+    (run,) = ask(saves, 13 * BLOCK + 5, blocks_per_chunk=blocks_per_chunk)
+    assert (run.request_id, run.first_chunk, run.chunk_count) == ("a", 0, count)
+    assert run.chunk_hashes == tuple(hashes(count))
+    assert run.block_ids == tuple(range(100, 100 + count * blocks_per_chunk))
+    (later,) = ask(saves, 20 * BLOCK, blocks_per_chunk=blocks_per_chunk)
+    assert (later.first_chunk, later.chunk_count) == (count, 20 // blocks_per_chunk - count)
+    assert later.block_ids[0] == 100 + count * blocks_per_chunk
+    assert later.run_id != run.run_id
+    assert saves.pending_count == 20 // blocks_per_chunk
 
 
 @given(steps=st.lists(st.integers(1, 90), max_size=20), blocks_per_chunk=st.integers(1, 4))
 def test_steps_of_any_size_consider_each_chunk_once(steps: list[int], blocks_per_chunk: int) -> None:
     saves = make_saves(blocks_per_chunk=blocks_per_chunk)
-    tokens, positions = 0, []
+    tokens, chunks = 0, []
     for step in steps:
         tokens += step
-        is_due = saves.is_due("a", tokens)
-        chosen = ask(saves, tokens)
-        assert bool(chosen) == is_due
-        positions += [save.position_tokens for save in chosen]
-    chunk_tokens = BLOCK * blocks_per_chunk
-    assert positions == list(range(0, tokens // chunk_tokens * chunk_tokens, chunk_tokens))
+        chunks += chunks_of(ask(saves, tokens, blocks_per_chunk=blocks_per_chunk))
+    assert chunks == list(range(tokens // (BLOCK * blocks_per_chunk)))
 
 
-def test_nothing_beyond_the_known_hashes_or_blocks() -> None:
+@pytest.mark.parametrize(
+    ("hash_count", "block_count", "taken"), [(3, 9, 3), (5, 4, 4), (5, 5, 5), (0, 5, 0), (5, 0, 0)]
+)
+def test_nothing_beyond_the_known_hashes_or_blocks(hash_count: int, block_count: int, taken: int) -> None:
     """Draft tokens are scheduled before they are known: only full, hashed blocks count."""
     saves = make_saves()
-    assert len(saves.computed("a", 5 * BLOCK, hashes(3), range(9), 0)) == 3
-    assert len(saves.computed("a", 5 * BLOCK, hashes(5), range(4), 0)) == 1
-    assert len(saves.computed("a", 5 * BLOCK, hashes(5), range(5), 0)) == 1
+    runs = saves.take("a", saves.due_chunks("a", 5 * BLOCK), hashes(hash_count), range(block_count))
+    assert chunks_of(runs) == list(range(taken))
+    assert chunks_of(ask(saves, 5 * BLOCK)) == list(range(taken, 5)), "the rest comes later"
+
+
+def test_half_a_chunk_of_blocks_is_none() -> None:
+    saves = make_saves(blocks_per_chunk=2)
+    assert chunks_of(saves.take("a", saves.due_chunks("a", 4 * BLOCK), hashes(2), range(3))) == [0]
 
 
 def test_chunks_that_came_from_the_pool_are_skipped() -> None:
     saves = make_saves()
     saves.start_at("a", 3)
     saves.start_at("a", 1)  # never backwards
-    assert not saves.is_due("a", 3 * BLOCK)
-    assert [save.position_tokens for save in ask(saves, 5 * BLOCK)] == [3 * BLOCK, 4 * BLOCK]
+    assert not saves.due_chunks("a", 3 * BLOCK)
+    assert chunks_of(ask(saves, 5 * BLOCK)) == [3, 4]
 
 
-def test_the_same_chunk_of_another_request_is_not_asked_for_twice_but_another_adapter_is() -> None:
+def test_the_same_chunk_of_another_request_is_not_asked_for_twice() -> None:
     saves = make_saves()
-    assert len(ask(saves, 2 * BLOCK, request_id="a")) == 2
-    assert len(ask(saves, 3 * BLOCK, request_id="b")) == 1
-    assert len(ask(saves, 3 * BLOCK, request_id="c", adapter_id=7)) == 3
+    assert chunks_of(ask(saves, 2 * BLOCK, request_id="a")) == [0, 1]
+    assert chunks_of(ask(saves, 3 * BLOCK, request_id="b")) == [2]
+    assert chunks_of(ask(saves, 3 * BLOCK, request_id="c")) == []
+    assert chunks_of(ask(saves, 3 * BLOCK, request_id="d", stem="other")) == [0, 1, 2]
+
+
+def test_known_chunks_in_the_middle_split_the_run() -> None:
+    saves = make_saves()
+    saves.take("a", range(0, 1), hashes(3)[1:2], [7])
+    saves.take("a", range(0, 2), hashes(9)[5:7], [7, 8])
+    runs = ask(saves, 8 * BLOCK, request_id="b")
+    assert [(run.first_chunk, run.chunk_count) for run in runs] == [(0, 1), (2, 3), (7, 1)]
+    assert [run.block_ids for run in runs] == [(100,), (102, 103, 104), (107,)]
+    assert [run.chunk_hashes for run in runs] == [(b"h0",), (b"h2", b"h3", b"h4"), (b"h7",)]
+    assert saves.pending_count == 3 + 5
 
 
 def test_the_queue_is_bounded_and_what_does_not_fit_waits_for_room_while_its_request_lives() -> None:
     saves = make_saves(pending_max=3)
-    assert saves.is_due("a", 8 * BLOCK)
-    chosen = ask(saves, 8 * BLOCK)
-    assert len(chosen) == saves.pending_count == 3
-    assert not saves.is_due("a", 8 * BLOCK), "no room"
+    (run,) = ask(saves, 8 * BLOCK)
+    assert run.chunk_count == saves.pending_count == 3
+    assert not saves.due_chunks("a", 8 * BLOCK), "no room"
     assert ask(saves, 8 * BLOCK) == []
-    assert not saves.reserved(chosen[0].save_id, EXISTS)
-    assert saves.is_due("a", 8 * BLOCK)
-    assert [save.position_tokens for save in ask(saves, 8 * BLOCK)] == [3 * BLOCK], "in order, without a hole"
+    assert answer(saves, run, EXISTS) is run
+    assert chunks_of(ask(saves, 8 * BLOCK)) == [3, 4, 5], "in order, without a hole"
     assert saves.counters["saves_dropped_queue_full"] == 0
     saves.forget_request("a")
-    assert saves.counters["saves_dropped_queue_full"] == 4
+    assert saves.counters["saves_dropped_queue_full"] == 2
 
 
-def test_at_most_a_quarter_of_the_engines_blocks_and_at_least_one_chunk() -> None:
-    options = SaveOptions(queue_bytes=1 << 40)
-    saves = Saves(options, block_tokens=BLOCK, blocks_per_chunk=2, unit_bytes=UNIT_BYTES, block_count=24)
-    assert len(ask(saves, 100 * BLOCK)) == 3
-    saves = Saves(SaveOptions(queue_bytes=1), block_tokens=BLOCK, blocks_per_chunk=2, unit_bytes=4096, block_count=24)
-    assert len(ask(saves, 100 * BLOCK)) == 1
+def test_at_most_a_quarter_of_the_engines_blocks_one_message_and_at_least_one_chunk() -> None:
+    def taken(queue_bytes: int, blocks_per_chunk: int, block_count: int) -> int:
+        options = SaveOptions(queue_bytes=queue_bytes)
+        saves = Saves(
+            options, block_tokens=BLOCK, blocks_per_chunk=blocks_per_chunk, unit_bytes=1, block_count=block_count
+        )
+        return len(saves.due_chunks("a", 100_000 * BLOCK))
+
+    assert taken(1 << 40, 2, 24) == 3
+    assert taken(0, 2, 24) == 1
+    assert taken(1 << 40, 1, 1 << 20) == MAX_ITEMS
 
 
-@pytest.mark.parametrize(("result", "asked_again"), [(EXISTS, 0), (BUSY, 0), (NO_SPACE, 1)])
-def test_a_place_refused(result: ReserveResult, asked_again: int) -> None:
+@pytest.mark.parametrize(("outcome", "asked_again"), [(EXISTS, []), (BUSY, []), (NO_SPACE, [0])])
+def test_a_place_refused(outcome: ReserveOutcome, asked_again: list[int]) -> None:
     saves = make_saves()
-    (save,) = ask(saves, BLOCK)
-    assert saves.reserved(save.save_id, result) is False
+    (run,) = ask(saves, BLOCK)
+    assert answer(saves, run, outcome) is run
     assert saves.pending_count == saves.writing_count == 0
-    assert len(ask(saves, BLOCK, request_id="b")) == asked_again
+    assert saves.counters[f"reserve_{outcome.value}"] == 1
+    assert chunks_of(ask(saves, BLOCK, request_id="b")) == asked_again
+
+
+def test_a_run_granted_in_part_goes_on_and_what_found_no_space_is_asked_for_again() -> None:
+    saves = make_saves()
+    (run,) = ask(saves, 5 * BLOCK)
+    assert answer(saves, run, GRANTED, EXISTS, NO_SPACE, GRANTED, BUSY) is None
+    assert (saves.pending_count, saves.writing_count) == (5, 2)
+    assert saves.written(run.run_id, [3]) is run
+    assert (saves.pending_count, saves.writing_count) == (0, 0)
+    assert chunks_of(ask(saves, 5 * BLOCK, request_id="b")) == [2, 3]
+    assert saves.counters["saves_failed"] == 1
 
 
 def test_a_service_that_is_away_and_a_write_that_failed_are_tried_by_the_next_request() -> None:
     saves = make_saves()
-    (save,) = ask(saves, BLOCK)
-    assert saves.refused(save.save_id) is save
-    (save,) = ask(saves, BLOCK, request_id="b")
-    assert saves.reserved(save.save_id, GRANTED) is True
-    assert (saves.pending_count, saves.writing_count) == (1, 1)
-    assert saves.written(save.save_id, ok=False) is save
-    assert (saves.pending_count, saves.writing_count) == (0, 0)
-    (save,) = ask(saves, BLOCK, request_id="c")
-    saves.reserved(save.save_id, GRANTED)
-    saves.written(save.save_id, ok=True)
-    assert ask(saves, BLOCK, request_id="d") == []
-    assert saves.counters["saves_dropped_service"] == saves.counters["saves_failed"] == 1
+    (run,) = ask(saves, 2 * BLOCK)
+    assert saves.refused(run.run_id) is run
+    (run,) = ask(saves, 2 * BLOCK, request_id="b")
+    assert answer(saves, run, GRANTED) is None
+    assert saves.run(run.run_id) is run
+    assert saves.written(run.run_id, [0, 1]) is run
+    (run,) = ask(saves, 2 * BLOCK, request_id="c")
+    answer(saves, run, GRANTED)
+    saves.written(run.run_id, [])
+    assert ask(saves, 2 * BLOCK, request_id="d") == []
+    assert saves.counters["saves_dropped_service"] == saves.counters["saves_failed"] == 2
 
 
 def test_what_the_service_lacks_is_saved_again_unless_it_is_on_its_way() -> None:
     saves = make_saves()
-    first, second = ask(saves, 2 * BLOCK)
-    saves.reserved(first.save_id, EXISTS)
-    saves.not_stored([first.block_hash, second.block_hash, b"never seen"], 0)
-    assert [save.block_hash for save in ask(saves, 2 * BLOCK, request_id="b")] == [first.block_hash]
-    saves.not_stored([second.block_hash], 9)  # of another adapter
-    assert ask(saves, 2 * BLOCK, request_id="c") == []
+    (first,) = ask(saves, BLOCK)
+    (second,) = ask(saves, 2 * BLOCK)
+    answer(saves, first, EXISTS)
+    saves.not_stored([*first.chunk_hashes, *second.chunk_hashes, b"never seen"])
+    assert chunks_of(ask(saves, 2 * BLOCK, request_id="b")) == [0]
 
 
 def test_after_a_failed_load_the_request_itself_saves_again() -> None:
     saves = make_saves()
     saves.start_at("a", 4)
     saves.save_again_from("a", 2)
-    assert [save.position_tokens for save in ask(saves, 4 * BLOCK)] == [2 * BLOCK, 3 * BLOCK]
+    assert chunks_of(ask(saves, 4 * BLOCK)) == [2, 3]
     saves.save_again_from("a", 9)  # never forwards
-    assert len(ask(saves, 6 * BLOCK)) == 2
+    assert chunks_of(ask(saves, 6 * BLOCK)) == [4, 5]
 
 
 def test_another_pool_is_asked_for_everything() -> None:
     saves = make_saves()
-    for save in ask(saves, 3 * BLOCK):
-        saves.reserved(save.save_id, EXISTS)
+    (run,) = ask(saves, 3 * BLOCK)
+    answer(saves, run, EXISTS)
     saves.forget_known()
-    assert len(ask(saves, 3 * BLOCK, request_id="b")) == 3
+    assert chunks_of(ask(saves, 3 * BLOCK, request_id="b")) == [0, 1, 2]
 
 
 def test_a_finished_request_is_forgotten_and_its_saves_go_on() -> None:
     saves = make_saves()
-    (save,) = ask(saves, BLOCK)
+    (run,) = ask(saves, BLOCK)
     saves.forget_request("a")
-    assert saves.pending(save.save_id) is save
-    assert saves.reserved(save.save_id, GRANTED)
-    assert saves.written(save.save_id, ok=True) is save
+    assert saves.run(run.run_id) is run
+    assert answer(saves, run, GRANTED) is None
+    assert saves.written(run.run_id, []) is run
+
+
+def test_an_answer_for_another_number_of_chunks_is_our_own_mistake() -> None:
+    saves = make_saves()
+    (run,) = ask(saves, 2 * BLOCK)
+    with pytest.raises(AssertionError):
+        saves.reserved(run.run_id, {GRANTED: 1}, [])
+
+
+@given(additions=st.lists(st.lists(st.integers(0, 40).map(lambda i: b"%d" % i), max_size=8), max_size=30))
+def test_known_chunks_are_bounded_and_keep_the_newest(additions: list[list[bytes]]) -> None:
+    known = KnownChunks(20)
+    order: list[bytes] = []
+    for addition in additions:
+        known.add(addition)
+        order = [h for h in order if h not in addition] + list(dict.fromkeys(addition))
+        assert len(known) <= 20 + 8, "one addition more at most"
+        assert all(h in known for h in order[-10:])
+        assert known.has_any([b"x", *order[-1:]]) == bool(order)
+    known.remove(order[-3:])
+    assert not known.has_any(order[-3:])
+    known.clear()
+    assert not known.has_any(order)
+    assert len(known) == 0
 
 
 class AnyOrder(RuleBasedStateMachine):
-    """The caller pins what ``computed`` returns and unpins when told to; block counts must come out even."""
+    """The caller pins what ``take`` returns and unpins when a run ends; block counts must come out even."""
 
     @initialize(blocks_per_chunk=st.integers(1, 4), pending_max=st.integers(1, 6))
     def start(self, blocks_per_chunk: int, pending_max: int) -> None:
@@ -181,57 +257,60 @@ class AnyOrder(RuleBasedStateMachine):
         self.per_chunk = blocks_per_chunk
         self.saves = make_saves(blocks_per_chunk=blocks_per_chunk, pending_max=pending_max)
         self.computed_tokens: dict[str, int] = {}
-        self.asked: dict[int, ChunkSave] = {}
-        self.granted: dict[int, ChunkSave] = {}
+        self.asked: dict[int, SaveRun] = {}
+        self.granted: dict[int, tuple[SaveRun, int]] = {}
         self.seen: set[int] = set()
         self.considered: dict[str, int] = {}
 
-    def unpin(self, save_id: int) -> None:
-        self.asked.pop(save_id, None) or self.granted.pop(save_id)
-
-    @rule(request=st.integers(0, 3), tokens=st.integers(1, 100))
+    @rule(request=st.integers(0, 3), tokens=st.integers(1, 200))
     def step(self, request: int, tokens: int) -> None:
         request_id = f"r{request}"
         total = self.computed_tokens[request_id] = self.computed_tokens.get(request_id, 0) + tokens
-        blocks = total // BLOCK
         stem = f"{request % 2}-"  # pairs of requests share their prompt
-        for save in self.saves.computed(request_id, total, hashes(blocks, stem), range(blocks), 0):
-            assert save.save_id not in self.seen
-            assert save.position_tokens >= self.considered.get(request_id, 0), "considered twice"
-            first = save.position_tokens // BLOCK
-            assert save.block_ids == tuple(range(first, first + self.per_chunk))
-            assert save.block_hash == f"{stem}{first + self.per_chunk - 1}".encode()
-            on_the_way = [s.block_hash for s in (*self.asked.values(), *self.granted.values())]
-            assert save.block_hash not in on_the_way or self.forgot_all
-            self.seen.add(save.save_id)
-            self.asked[save.save_id] = save
-            self.considered[request_id] = save.position_tokens + self.per_chunk * BLOCK
+        for run in ask(self.saves, total, request_id=request_id, stem=stem, blocks_per_chunk=self.per_chunk):
+            assert run.run_id not in self.seen
+            assert run.first_chunk >= self.considered.get(request_id, 0), "considered twice"
+            first, last = run.first_chunk, run.first_chunk + run.chunk_count
+            assert run.block_ids == tuple(range(100 + first * self.per_chunk, 100 + last * self.per_chunk))
+            assert run.chunk_hashes == tuple(hashes(last, stem)[first:])
+            assert not self.on_the_way() & set(run.chunk_hashes) or self.forgot_all
+            self.seen.add(run.run_id)
+            self.asked[run.run_id] = run
+            self.considered[request_id] = last
 
     forgot_all = False
 
+    def on_the_way(self) -> set[bytes]:
+        runs = [*self.asked.values(), *(run for run, _ in self.granted.values())]
+        return {chunk_hash for run in runs for chunk_hash in run.chunk_hashes}
+
     @precondition(lambda self: self.asked)
-    @rule(data=st.data(), result=st.sampled_from([GRANTED, EXISTS, BUSY, NO_SPACE]))
-    def reserved(self, data: st.DataObject, result: ReserveResult) -> None:
-        save_id = data.draw(st.sampled_from(sorted(self.asked)))
-        if self.saves.reserved(save_id, result):
-            assert result is GRANTED
-            self.granted[save_id] = self.asked.pop(save_id)
+    @rule(data=st.data())
+    def reserved(self, data: st.DataObject) -> None:
+        run = self.asked.pop(data.draw(st.sampled_from(sorted(self.asked))))
+        some = st.lists(
+            st.sampled_from([GRANTED, EXISTS, BUSY, NO_SPACE]), min_size=run.chunk_count, max_size=run.chunk_count
+        )
+        outcomes = data.draw(some)
+        ended = answer(self.saves, run, *outcomes)
+        if GRANTED in outcomes:
+            assert ended is None
+            self.granted[run.run_id] = run, outcomes.count(GRANTED)
         else:
-            self.unpin(save_id)
+            assert ended is run
 
     @precondition(lambda self: self.asked)
     @rule(data=st.data())
     def refused(self, data: st.DataObject) -> None:
-        save_id = data.draw(st.sampled_from(sorted(self.asked)))
-        assert self.saves.refused(save_id) is self.asked[save_id]
-        self.unpin(save_id)
+        run_id = data.draw(st.sampled_from(sorted(self.asked)))
+        assert self.saves.refused(run_id) is self.asked.pop(run_id)
 
     @precondition(lambda self: self.granted)
-    @rule(data=st.data(), ok=st.booleans())
-    def written(self, data: st.DataObject, ok: bool) -> None:
-        save_id = data.draw(st.sampled_from(sorted(self.granted)))
-        assert self.saves.written(save_id, ok=ok) is self.granted[save_id]
-        self.unpin(save_id)
+    @rule(data=st.data())
+    def written(self, data: st.DataObject) -> None:
+        run, _ = self.granted.pop(data.draw(st.sampled_from(sorted(self.granted))))
+        failed = data.draw(st.sets(st.integers(0, run.chunk_count - 1)))
+        assert self.saves.written(run.run_id, sorted(failed)) is run
 
     @rule(request=st.integers(0, 3))
     def finished(self, request: int) -> None:
@@ -241,7 +320,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(request=st.integers(0, 1), count=st.integers(0, 8))
     def not_stored(self, request: int, count: int) -> None:
-        self.saves.not_stored(hashes(count, f"{request}-"), 0)
+        self.saves.not_stored(hashes(count, f"{request}-"))
 
     @rule()
     def another_pool(self) -> None:
@@ -250,8 +329,10 @@ class AnyOrder(RuleBasedStateMachine):
 
     @invariant()
     def pins_and_pending_agree(self) -> None:
-        assert self.saves.pending_count == len(self.asked) + len(self.granted) <= self.pending_max
-        assert self.saves.writing_count == len(self.granted)
+        pinned = sum(run.chunk_count for run in self.asked.values())
+        pinned += sum(run.chunk_count for run, _ in self.granted.values())
+        assert self.saves.pending_count == pinned <= self.pending_max
+        assert self.saves.writing_count == sum(count for _, count in self.granted.values())
 
 
 TestAnyOrder = AnyOrder.TestCase

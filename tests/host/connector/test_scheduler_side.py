@@ -13,7 +13,7 @@ import pytest
 
 from meshfusion.dpu.api import types as api
 from meshfusion.dpu.pool import Pool, PoolOptions, create_pool
-from meshfusion.host import pool_client
+from meshfusion.host import pool_standing
 from meshfusion.jbof.digest import DigestKernels, load_kernels
 from meshfusion.jbof.errors import ServiceUnavailableError
 from meshfusion.jbof.format import LBA_BYTES
@@ -31,8 +31,8 @@ def kernels() -> DigestKernels:
 
 @pytest.fixture(autouse=True)
 def _quick_reattach(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool_client, "REATTACH_FIRST_S", 0.01)
-    monkeypatch.setattr(pool_client, "REATTACH_MAX_S", 0.05)
+    monkeypatch.setattr(pool_standing, "REATTACH_FIRST_S", 0.01)
+    monkeypatch.setattr(pool_standing, "REATTACH_MAX_S", 0.05)
 
 
 @pytest.fixture

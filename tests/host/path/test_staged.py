@@ -74,7 +74,7 @@ class Rig:
             unit_bytes=self.kv.layout.unit_bytes,
             unit_digests=(),
         )
-        return ShardWrite(save_id, Extent(1, 0, lba, lba_count, 1), header, tuple(block_ids))
+        return ShardWrite((0, save_id), Extent(1, 0, lba, lba_count, 1), header, tuple(block_ids))
 
     def written(self, count: int) -> dict[int, ShardWritten]:
         results: dict[int, ShardWritten] = {}
@@ -82,8 +82,9 @@ class Rig:
         while len(results) < count:
             assert time.monotonic() < end_s, "saves did not end"
             for result in self.path.take_written():
-                assert result.save_id not in results
-                results[result.save_id] = result
+                _, save_id = result.save_id
+                assert save_id not in results
+                results[save_id] = result
             time.sleep(0.001)
         return results
 
@@ -424,7 +425,7 @@ def test_an_extent_of_another_size_fails_the_save(tmp_path: Path, kernels: Diges
     with rig(tmp_path, kernels) as r:
         write = r.shard_write(1, [1, 2])
         odd = Extent(1, 0, write.extent.lba, write.extent.lba_count + 1, 1)
-        r.path.save([ShardWrite(1, odd, write.header, write.block_ids)])
+        r.path.save([ShardWrite((0, 1), odd, write.header, write.block_ids)])
         assert r.written(1)[1].unit_digests is None
 
 
@@ -480,7 +481,7 @@ def test_many_jobs_of_any_size_at_once(tmp_path: Path, kernels: DigestKernels, s
             r.path.save(batch)
         results = r.written(len(writes))
         for write in writes:
-            digests = results[write.save_id].unit_digests
+            digests = results[write.save_id[1]].unit_digests
             assert digests is not None
             units += [(read, r.kv.unit(read.block_id)) for read in r.reads(write, digests)]
         targets = (80 + rng.permutation(80)).tolist()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from meshfusion.dpu.api import types as api
+from meshfusion.host.pool_events import StoredPrefix
 
 UNIT_BYTES = 32_768
 UNIT_LBAS = 8
@@ -30,6 +31,24 @@ def make_records(
         )
         for i in range(count)
     )
+
+
+def make_stored(count: int, *, block_tokens: int, blocks_per_chunk: int, first_number: int = 0) -> StoredPrefix:
+    """The same chunks as columns."""
+    records = make_records(
+        count, block_tokens=block_tokens, blocks_per_chunk=blocks_per_chunk, first_number=first_number
+    )
+    units = [(first_number + i, unit) for i in range(count) for unit in range(blocks_per_chunk)]
+    return StoredPrefix(
+        tuple(record.key for record in records),
+        tuple(record.shards[0].extent for record in records),
+        tuple(unit_lba(number, unit) for number, unit in units),
+        tuple(unit_digest(number, unit) for number, unit in units),
+    )
+
+
+def unit_lba(number: int, unit: int) -> int:
+    return number * 64 + 1 + unit * UNIT_LBAS
 
 
 def number_key(number: int) -> bytes:

@@ -1,0 +1,210 @@
+"""Our place at the chunk service: attached, kept by heartbeats, and attached anew when it was lost (rule 9).
+
+Each attachment is a new incarnation: an earlier one may have writes of unknown fate and is never readmitted (rule 3).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from meshfusion.dpu.api import types as api
+from meshfusion.dpu.api.liveness import hold_liveness
+from meshfusion.host.pool_events import Attached, AttachmentLost, Event, LeasesLost
+from meshfusion.jbof.errors import MeshFusionError, ServiceUnavailableError, StaleHolderError
+
+logger = logging.getLogger("meshfusion.client")
+
+T = TypeVar("T")
+
+ATTACH_DEADLINE_S = 10.0
+HEARTBEAT_DEADLINE_S = 2.0
+REATTACH_FIRST_S = 0.2
+REATTACH_MAX_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Under which identity an attachment was made."""
+
+    attachment: api.Attachment
+    identity: bytes
+
+
+class PoolStanding:
+    """Keeps one holder attached, on a thread of its own.
+
+    ``tell`` gets :class:`Attached`, :class:`AttachmentLost` and :class:`LeasesLost`; it must not block.
+    """
+
+    def __init__(
+        self,
+        service: api.ChunkService,
+        *,
+        identity: bytes,
+        engine_version: str,
+        tell: Callable[[Event | AttachmentLost], None],
+    ) -> None:
+        self._service = service
+        self._identity = identity
+        self._engine_version = engine_version
+        self._tell = tell
+        self._change = threading.Lock()  # of identity, standing and liveness; never held while anything blocks
+        self._current: Standing | None = None
+        self._liveness: int | None = None
+        self._lease_ids: tuple[str, ...] = ()
+        self._stop = threading.Event()
+        self._lost = threading.Event()
+        self._thread = threading.Thread(target=self._keep_attached, name="meshfusion-attach", daemon=True)
+
+    @property
+    def current(self) -> Standing | None:
+        """None while the service is away."""
+        return self._current
+
+    def start(self) -> api.Attachment:
+        """Attach for the first time, on the caller's thread: trouble here is the engine's to hear about."""
+        attachment = self._attach()
+        assert attachment is not None, "closed, or given another identity, before it was started"
+        self._thread.start()
+        return attachment
+
+    def attach_as(self, identity: bytes) -> None:
+        """Leave the current attachment and attach under another identity, in the background."""
+        with self._change:
+            self._identity = identity
+            self._current = None
+            self._lost.set()
+
+    def set_leases(self, lease_ids: tuple[str, ...]) -> None:
+        """The leases to keep alive."""
+        self._lease_ids = lease_ids
+
+    def stop(self) -> None:
+        """Attach no more; what is attached stays so."""
+        with self._change:
+            self._stop.set()
+            self._lost.set()
+
+    def leave(self, *, patience_s: float) -> None:
+        """Detach and give the liveness lock back. Callers make sure that no worker is writing any more."""
+        self.stop()
+        if self._thread.is_alive():
+            self._thread.join(patience_s)
+        with self._change:
+            standing, self._current = self._current, None
+            descriptor, self._liveness = self._liveness, None
+        if descriptor is not None:
+            os.close(descriptor)
+        if standing is not None:
+            self._detach(standing.attachment.holder_id)
+
+    def ask(self, what: str, holder_id: str, call: Callable[[], T]) -> T | None:
+        """The answer, or None after trouble; losing the service or our place in it starts a new attachment.
+
+        ``holder_id``: as whom; trouble of an earlier incarnation says nothing about the current one.
+        """
+        try:
+            return call()
+        except StaleHolderError as error:
+            self._lose_attachment(what, holder_id, error)
+        except ServiceUnavailableError as error:
+            # A lookup that was merely slow is no reason to let go; a heartbeat that fails is.
+            if what != "match":
+                self._lose_attachment(what, holder_id, error)
+            else:
+                logger.info("lookup failed: %s", error.message)
+        except MeshFusionError as error:
+            logger.warning("%s refused by the chunk service: %s", what, error)
+        except Exception:  # a bug in the service, when it lives in this process, must not end our threads
+            logger.exception("%s failed", what)
+        return None
+
+    def _lose_attachment(self, what: str, holder_id: str, error: MeshFusionError) -> None:
+        with self._change:
+            standing = self._current
+            is_current = standing is not None and standing.attachment.holder_id == holder_id
+            if is_current:
+                self._current = None
+                self._tell(AttachmentLost())
+                self._lost.set()
+        if is_current:
+            logger.warning("lost the chunk service during %s: %s", what, error.message)
+        else:
+            logger.info("%s failed: %s", what, error.message)
+
+    def _keep_attached(self) -> None:
+        """Heartbeats while attached; attaching again, with patience, when not."""
+        retry_s = REATTACH_FIRST_S
+        while not self._stop.is_set():
+            standing = self._current
+            if standing is not None:
+                self._lost.wait(standing.attachment.heartbeat_s)
+                if self._current is standing and not self._stop.is_set():
+                    self._heartbeat(standing.attachment)
+                continue
+            if self._stop.wait(retry_s):
+                return
+            retry_s = min(REATTACH_MAX_S, retry_s * 2)
+            if self.ask("attach", "", self._attach) is not None:
+                logger.warning("attached to the chunk service again")
+                retry_s = REATTACH_FIRST_S
+
+    def _attach(self) -> api.Attachment | None:
+        """As a new incarnation each time: an earlier one may have writes of unknown fate and is never readmitted.
+
+        None when the identity changed or the client was closed meanwhile.
+        """
+        identity = self._identity
+        request = api.AttachRequest(
+            incarnation=uuid.uuid4().hex,
+            engine_kind="vllm",
+            engine_version=self._engine_version,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            identity=identity,
+            rank_count=1,
+        )
+        attachment = self._service.attach(request, deadline_s=ATTACH_DEADLINE_S)
+        try:
+            descriptor = hold_liveness(Path(attachment.liveness_path))
+        except MeshFusionError:
+            self._detach(attachment.holder_id)
+            raise
+        with self._change:
+            if identity == self._identity and not self._stop.is_set():
+                # The former incarnation may be fenced now: a worker that still writes as it holds its lock itself, and
+                # an idle engine must not keep the service from reclaiming until somebody asks it something.
+                former, self._liveness = self._liveness, descriptor
+                if former is not None:
+                    os.close(former)
+                self._current = Standing(attachment, identity)
+                self._lost.clear()
+                self._tell(Attached(attachment))
+                return attachment
+        os.close(descriptor)
+        self._detach(attachment.holder_id)  # nobody has used it
+        return None
+
+    def _detach(self, holder_id: str) -> None:
+        request = api.DetachRequest(holder_id)
+        try:
+            self._service.detach(request, deadline_s=2.0)
+        except Exception as error:
+            logger.info("detaching failed, the service will fence %s by itself: %s", holder_id, error)
+
+    def _heartbeat(self, attachment: api.Attachment) -> None:
+        holder_id = attachment.holder_id
+        request = api.HeartbeatRequest(holder_id, attachment.epoch, self._lease_ids)
+        reply = self.ask(
+            "heartbeat", holder_id, lambda: self._service.heartbeat(request, deadline_s=HEARTBEAT_DEADLINE_S)
+        )
+        if reply is not None and reply.lost_lease_ids:
+            self._tell(LeasesLost(reply.lost_lease_ids))
