@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from meshfusion.dpu.api import types as api
 
 
-@dataclass(frozen=True, slots=True)
-class StoredPrefix:
+class StoredPrefix(NamedTuple):
     """The leading chunks of one request that the pool has. A column each: ``keys`` and ``extents`` have an entry for
     each chunk, ``unit_lbas`` and ``unit_digests`` for each unit (block)."""
 
@@ -30,8 +30,7 @@ class StoredPrefix:
 NOTHING_STORED = StoredPrefix()
 
 
-@dataclass(frozen=True, slots=True)
-class ReserveWish:
+class ReserveWish(NamedTuple):
     """Places for a run of consecutive chunks, the first at ``position_tokens``. Their keys are made from ``keys_of`` on
     the client's thread, not on the scheduler's; None: they cannot be made.
 
@@ -45,8 +44,7 @@ class ReserveWish:
     keys_of: Callable[[], tuple[bytes, ...] | None]
 
 
-@dataclass(frozen=True, slots=True)
-class GrantedRun:
+class GrantedRun(NamedTuple):
     """What may be written now, under whom: the columns have an entry for each granted chunk, ``indexes`` says which
     chunks of the run (from 0) they are; ``extents`` has the fields of each :class:`Extent`, since plain tuples cross to
     the worker's process fast."""
@@ -60,8 +58,7 @@ class GrantedRun:
     extents: tuple[tuple[int, int, int, int, int], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Matched:
+class Matched(NamedTuple):
     """Answer to :meth:`PoolClient.match`; no lease and nothing stored for a miss, whatever the reason."""
 
     request_id: str
@@ -70,8 +67,7 @@ class Matched:
     stored: StoredPrefix
 
 
-@dataclass(frozen=True, slots=True)
-class Reserved:
+class Reserved(NamedTuple):
     """Answer to :meth:`PoolClient.reserve`, one for each wish. ``outcomes`` counts the run's chunks; ``granted`` is
     None when there is nothing to write; ``no_space``: chunks (from 0) worth asking for again."""
 
@@ -81,26 +77,22 @@ class Reserved:
     granted: GrantedRun | None
 
 
-@dataclass(frozen=True, slots=True)
-class ReserveFailed:
+class ReserveFailed(NamedTuple):
     """The service could not be asked about this run."""
 
     run_id: int
 
 
-@dataclass(frozen=True, slots=True)
-class Committed:
+class Committed(NamedTuple):
     committed_count: int
     refused_count: int
 
 
-@dataclass(frozen=True, slots=True)
-class LeasesLost:
+class LeasesLost(NamedTuple):
     lease_ids: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Attached:
+class Attached(NamedTuple):
     """A new attachment: workers must switch to it before anything is saved."""
 
     attachment: api.Attachment

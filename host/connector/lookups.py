@@ -12,25 +12,23 @@ import enum
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from meshfusion.host.pool_events import NOTHING_STORED, StoredPrefix
 
 
-@dataclass(frozen=True, slots=True)
-class StartMatch:
+class StartMatch(NamedTuple):
     """Ask the service about this request's leading chunks. ``attempt`` comes back with the answer."""
 
     request_id: str
     attempt: int
 
 
-@dataclass(frozen=True, slots=True)
-class ReleaseLease:
+class ReleaseLease(NamedTuple):
     lease_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class StartLoad:
+class StartLoad(NamedTuple):
     """Bring units (blocks) into device memory: the request's blocks from ``first_block`` (counted from 0) on.
 
     The columns have an entry for each unit. ``stored``: the whole promise, to find the chunk a unit belongs to.
@@ -114,7 +112,9 @@ class Lookups:
 
         ``is_load_worth(tokens, bytes)`` decides once per promise whether loading beats recomputing (rule 8).
         """
-        lookup = self._lookups.setdefault(request_id, _Lookup(Phase.IDLE))
+        lookup = self._lookups.get(request_id)
+        if lookup is None:
+            lookup = self._lookups[request_id] = _Lookup(Phase.IDLE)
         lookup.local_tokens = local_tokens
         if not lookup.may_reuse:
             return 0, []

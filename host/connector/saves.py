@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import NamedTuple
 
 from meshfusion.dpu.api.limits import MAX_ITEMS
 from meshfusion.dpu.api.types import ReserveOutcome
@@ -20,8 +21,7 @@ from meshfusion.dpu.api.types import ReserveOutcome
 KNOWN_CHUNKS_MAX = 100_000
 
 
-@dataclass(frozen=True, slots=True)
-class SaveRun:
+class SaveRun(NamedTuple):
     """Consecutive chunks of one request on their way to the pool; ``first_chunk`` counts the request's from 0.
 
     ``chunk_hashes``: for each chunk the engine's hash of its last block (it covers everything before it, and the name

@@ -426,10 +426,10 @@ def test_every_wish_is_answered_whatever_its_key(service: ControlledService) -> 
     with attached(service) as rig:
         answers = reserve(rig, wish(1), wish(2, has_keys=False), wish(3), wish(4, identity=OTHER_IDENTITY))
         assert [isinstance(answer, Reserved) for answer in answers] == [True, False, True, False]
-        answers = reserve(rig, wish(5), replace(wish(6), keys_of=raise_key_error))
+        answers = reserve(rig, wish(5), wish(6)._replace(keys_of=raise_key_error))
         assert [isinstance(answer, Reserved) for answer in answers] == [True, False]
         assert reserve(rig, wish(7, has_keys=False)) == [ReserveFailed(7)]
-        answers = reserve(rig, wish(8), replace(wish(9), chunk_count=2))  # our own mistake: keys for one chunk
+        answers = reserve(rig, wish(8), wish(9)._replace(chunk_count=2))  # our own mistake: keys for one chunk
         assert all(isinstance(answer, ReserveFailed) for answer in answers)
 
 

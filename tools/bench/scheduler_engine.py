@@ -2,8 +2,8 @@
 
 Reads one JSON object (:class:`WorkloadTask`) from standard input, reports ``ready`` and ``done`` as lines of JSON on
 the descriptor named there. Times of each scheduler step come from the connector itself (``step_times_ns``); the split
-by hook is timed around the calls into its scheduler's half, in wall time and in CPU time of the thread: where the two
-differ, the thread waited, for the interpreter's lock or for a core.
+by hook, where it is asked for, is timed around the calls into its scheduler's half, in wall time and in CPU time of the
+thread: where the two differ, the thread waited, for the interpreter's lock or for a core.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ DRAIN_DEADLINE_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class WorkloadTask:
-    """``requests`` prompts of ``tokens_min`` to ``tokens_max`` tokens, ``concurrency`` at a time.
+    """``requests`` prompts of ``tokens_min`` to ``tokens_max`` tokens, ``concurrency`` at a time, each answered by 2 to
+    ``answer_tokens_max`` tokens.
 
     ``prefixes``: how many common prefixes there are. ``kv_blocks``: so few that the engine's own cache forgets them.
     """
@@ -39,9 +40,12 @@ class WorkloadTask:
     concurrency: int
     tokens_min: int
     tokens_max: int
+    answer_tokens_max: int
     block_tokens: int
     kv_blocks: int
     seed: int
+    forward_us_per_token: float  # 0: the forward pass is computed, on these cores; else it only waits, as on a device
+    by_hook: bool
     report_fd: int
 
     def to_json(self) -> str:
@@ -59,15 +63,16 @@ class StepSample:
     cpu_by_hook_ns: dict[str, int]
 
 
-class HookTimer:
-    """Wraps the hooks of one connector's scheduler side and collects a sample at the end of each step."""
+class StepTimer:
+    """Collects a sample at the end of each step of one connector. ``by_hook``: also time the hooks of its scheduler's
+    half one by one, which costs several microseconds a call and so makes the steps themselves look slower."""
 
-    def __init__(self, connector: Any) -> None:
+    def __init__(self, connector: Any, *, by_hook: bool) -> None:
         self.samples: list[StepSample] = []
         self._connector = connector
         self._wall_ns: Counter[str] = Counter()
         self._cpu_ns: Counter[str] = Counter()
-        for name in HOOKS:
+        for name in HOOKS if by_hook else ():
             setattr(connector.scheduler_side, name, self._timed(name, getattr(connector.scheduler_side, name)))
         self._build = connector.build_connector_meta
         connector.build_connector_meta = self._end_step
@@ -110,19 +115,22 @@ def main() -> None:
         model=task.model,
         dtype="bfloat16",
         enforce_eager=True,
-        max_model_len=task.tokens_max + 128,
+        max_model_len=task.tokens_max + task.answer_tokens_max,
         max_num_seqs=task.concurrency,
         block_size=task.block_tokens,
         num_gpu_blocks_override=task.kv_blocks,
         skip_tokenizer_init=True,
         kv_transfer_config=task.kv_transfer_config,
+        distributed_executor_backend="uni",  # as engines with one device do: scheduler and worker share a process
     )
+    if task.forward_us_per_token:
+        wait_instead_of_computing(llm, task.forward_us_per_token)
     connector = llm.llm_engine.engine_core.engine_core.scheduler.connector
-    run_requests(llm.llm_engine, HookTimer(connector), warm_up_prompts(task), task.concurrency)
-    timer = HookTimer(connector)
+    run_requests(llm.llm_engine, StepTimer(connector, by_hook=False), warm_up_prompts(task), task)
+    timer = StepTimer(connector, by_hook=task.by_hook)
     print(json.dumps({"event": "ready"}), file=report)
     started_s = time.monotonic()
-    run_requests(llm.llm_engine, timer, prompts(task), task.concurrency)
+    run_requests(llm.llm_engine, timer, prompts(task), task)
     done = {
         "event": "done",
         "seconds": time.monotonic() - started_s,
@@ -131,6 +139,19 @@ def main() -> None:
     }
     print(json.dumps(done), file=report)
     sys.stdin.read()
+
+
+def wait_instead_of_computing(llm: Any, us_per_token: float) -> None:
+    """A device would compute while these cores, and their caches, stay free for the scheduler."""
+    import torch
+
+    model = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.model_runner.model
+
+    def forward(input_ids: Any, *arguments: Any, **named: Any) -> Any:
+        time.sleep(len(input_ids) * us_per_token / 1e6)
+        return torch.zeros(len(input_ids), model.config.hidden_size, dtype=torch.bfloat16)
+
+    model.forward = forward
 
 
 def prompts(task: WorkloadTask) -> list[list[int]]:
@@ -151,15 +172,16 @@ def warm_up_prompts(task: WorkloadTask) -> list[list[int]]:
     return [_tokens(rng, task.tokens_min) for _ in range(2 * task.concurrency)]
 
 
-def run_requests(engine: Any, timer: HookTimer, waiting: list[list[int]], concurrency: int) -> None:
-    """Keep ``concurrency`` requests in the engine until all are answered, then let its saves end."""
+def run_requests(engine: Any, timer: StepTimer, waiting: list[list[int]], task: WorkloadTask) -> None:
+    """Keep ``task.concurrency`` requests in the engine until all are answered, then let its saves end."""
     from vllm import SamplingParams
 
     rng, running = random.Random(1), 0
     queue = list(reversed(waiting))
     while queue or running:
-        while queue and running < concurrency:
-            sampling = SamplingParams(max_tokens=rng.randint(2, 12), temperature=0, detokenize=False, ignore_eos=True)
+        while queue and running < task.concurrency:
+            answer_tokens = rng.randint(2, task.answer_tokens_max)
+            sampling = SamplingParams(max_tokens=answer_tokens, temperature=0, detokenize=False, ignore_eos=True)
             engine.add_request(f"bench-{id(queue)}-{len(queue)}", {"prompt_token_ids": queue.pop()}, sampling)
             running += 1
         running -= sum(output.finished for output in engine.step())

@@ -7,6 +7,7 @@ tuple), not an object.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorHandshakeMetadata,
@@ -19,8 +20,7 @@ from meshfusion.host.path.load_job import UnitFailure
 from meshfusion.host.pool_events import GrantedRun
 
 
-@dataclass(frozen=True, slots=True)
-class LoadOrder:
+class LoadOrder(NamedTuple):
     """Load units for a request, a column entry for each; abandon it after ``abandon_after_s``."""
 
     request_id: str
@@ -30,8 +30,7 @@ class LoadOrder:
     abandon_after_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class SaveOrder:
+class SaveOrder(NamedTuple):
     """Write the granted chunks of a run, whose first chunk (granted or not) is at ``position_tokens``; ``block_ids``
     are those of all its chunks in order. Only valid while the worker holds the liveness of ``granted.holder_id``."""
 
@@ -41,8 +40,7 @@ class SaveOrder:
     granted: GrantedRun
 
 
-@dataclass(frozen=True, slots=True)
-class RunWritten:
+class RunWritten(NamedTuple):
     """A save order is done, and flushed. ``unit_digests``: for each granted chunk those of its units, None where
     the write failed (its fate is known: nothing is in flight), the first time for ``reason``."""
 
@@ -60,8 +58,7 @@ class StepOrders(KVConnectorMetadata):
     saves: tuple[SaveOrder, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class LoadReport:
+class LoadReport(NamedTuple):
     request_id: str
     load_bytes: int
     seconds: float

@@ -99,9 +99,11 @@ class SchedulerSide:
         if request.skip_reading_prefix_cache:
             return 0
         self._take_events()
-        self._requests.setdefault(request.request_id, request)
+        if request.request_id not in self._requests:
+            self._requests[request.request_id] = request
         tokens, effects = self._lookups.query(time.monotonic(), request.request_id, local_tokens, self._is_load_worth)
-        self._carry_out(effects)
+        if effects:
+            self._carry_out(effects)
         return tokens
 
     def allocated(self, request: Any, block_ids: list[int], external_tokens: int) -> None:
