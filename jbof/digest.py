@@ -1,24 +1,30 @@
 """The digest that proves one unit of a shard (rule 4).
 
 Definition. A unit is ``length_bytes`` bytes, a multiple of 4, read as little-endian **signed** 32-bit words ``w[i]``.
-Where a unit lies in memory as several runs, its bytes are the runs in order, and ``i`` counts on across them. ::
+Where a unit lies in memory as several runs, its bytes are the runs in order, and ``i`` counts on across them. Words are
+summed in tiles of ``TILE_WORDS`` = 4096 (16 KiB), the last one perhaps shorter. ::
 
-    s_j    = kL_j * length_bytes + sum over i of k_j[i] * w[i]    (mod 2^64, j = 0, 1)
-    digest = little-endian u32(s_0 >> 32), then u32(s_1 >> 32)    (8 bytes)
+    T_j[t] = sum over i < 4096 of k_j[i] * w[4096 t + i]                        (mod 2^64, j = 0, 1)
+    s_j    = kL_j * length_bytes + sum over t of m_j[t] * T_j[t]                (mod 2^64)
+    digest = little-endian u32(s_0 >> 32), then u32(s_1 >> 32)                  (8 bytes)
 
 Keys are fixed: they are part of the on-media format. With ``mix`` the output function of splitmix64 and ``G`` its
 increment 0x9E3779B97F4A7C15, ::
 
     mix(z):  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9;  z = (z ^ (z >> 27)) * 0x94D049BB133111EB;  z ^ (z >> 31)
     k_j[i] = mix(WORD_KEY_SEEDS[j]   + (i + 1) * G)
+    m_j[t] = mix(TILE_KEY_SEEDS[j]   + (t + 1) * G) | 1
     kL_j   = mix(LENGTH_KEY_SEEDS[j] + G)
 
 Why it works: two words differ by less than 2^32, so the difference times a random 64-bit key has at least 33 random
-high bits and each 32-bit half misses a change with a chance of about 2^-32. Sums do not care about order, so any
-number of lanes, runs or devices gives the same answer. It finds accidents and misplaced data; it is no signature.
+high bits; an odd multiplier keeps them, and each 32-bit half misses a change with a chance of about 2^-32. Two tiles
+that changed places cancel only through ``m_j[a] - m_j[b]``, which loses a bit or a few, in both halves independently.
+Sums do not care about order, so any number of lanes, runs or devices gives the same answer. It finds accidents and
+misplaced data; it is no signature.
 
-Keys come from a table, not from the generator inside the loop: measured, reading 16 bytes of key per word is two to
-three times as fast as computing it.
+Keys come from a table, not from the generator inside the loop, and the table is used again for every tile: 128 KiB stay
+in a second-level cache. Keys for every word of a unit would be 16 bytes to read for 4 bytes of data; measured on units
+of 3 MB, copying and digesting is 1.5 times as fast with tiles, three quarters of the speed of copying alone.
 """
 
 from __future__ import annotations
@@ -34,9 +40,11 @@ import numpy.typing as npt
 
 DIGEST_BYTES: Final = 8
 WORD_BYTES: Final = 4
-# The first 256 bits of the fraction of pi: nothing up the sleeve.
+TILE_WORDS: Final = 4096
+# The first 384 bits of the fraction of pi: nothing up the sleeve.
 WORD_KEY_SEEDS: Final = (0x243F6A8885A308D3, 0x13198A2E03707344)
 LENGTH_KEY_SEEDS: Final = (0xA4093822299F31D0, 0x082EFA98EC4E6C89)
+TILE_KEY_SEEDS: Final = (0x452821E638D01377, 0xBE5466CF34E90C6C)
 
 _INCREMENT: Final = 0x9E3779B97F4A7C15
 _MASK: Final = (1 << 64) - 1
@@ -60,24 +68,28 @@ def _splitmix64(seed: int, count: int) -> npt.NDArray[np.uint64]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeyTable:
-    """Keys for units of up to ``max_bytes`` bytes; four times ``max_bytes`` of memory, read-only.
+    """Keys for units of up to ``max_bytes`` bytes; 128 KiB and a thousandth of ``max_bytes``, read-only.
 
-    ``words[j]``: int64[max_bytes / 4], the bits of ``k_j[i]``. ``length[j]``: ``kL_j``.
+    ``words[j]``: int64[TILE_WORDS], the bits of ``k_j[i]``. ``tiles[j]``: int64[tiles of the longest unit], ``m_j[t]``.
+    ``length[j]``: ``kL_j``.
     """
 
     max_bytes: int
     words: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
+    tiles: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
     length: tuple[int, int]
 
     @classmethod
     def for_bytes(cls, max_bytes: int) -> KeyTable:
         assert max_bytes > 0
         assert max_bytes % WORD_BYTES == 0
-        words = [_splitmix64(seed, max_bytes // WORD_BYTES).view(np.int64) for seed in WORD_KEY_SEEDS]
-        for keys in words:
+        tile_count = -(-max_bytes // (TILE_WORDS * WORD_BYTES))
+        words = [_splitmix64(seed, TILE_WORDS).view(np.int64) for seed in WORD_KEY_SEEDS]
+        tiles = [(_splitmix64(seed, tile_count) | np.uint64(1)).view(np.int64) for seed in TILE_KEY_SEEDS]
+        for keys in (*words, *tiles):
             keys.flags.writeable = False
         length = [int(_splitmix64(seed, 1)[0]) for seed in LENGTH_KEY_SEEDS]
-        return cls(max_bytes, (words[0], words[1]), (length[0], length[1]))
+        return cls(max_bytes, (words[0], words[1]), (tiles[0], tiles[1]), (length[0], length[1]))
 
 
 class DigestKernels:
@@ -92,6 +104,7 @@ class DigestKernels:
     def __init__(self, keys: KeyTable, kernels: ModuleType) -> None:
         self._keys = keys
         self._kernels = kernels
+        self._tables = (*keys.words, *keys.tiles)
 
     @property
     def max_bytes(self) -> int:
@@ -101,7 +114,7 @@ class DigestKernels:
     def digest_runs(self, memory: Memory, run_offsets: RunOffsets, run_bytes: int) -> bytes:
         """The digest of the unit that lies in ``memory``."""
         offsets, length_bytes = self._unit(run_offsets, run_bytes)
-        sums = self._kernels.digest_runs(_words(memory), offsets, run_bytes // WORD_BYTES, *self._keys.words)
+        sums = self._kernels.digest_runs(_words(memory), offsets, run_bytes // WORD_BYTES, *self._tables)
         return self._finish(sums, length_bytes)
 
     def scatter_and_digest(
@@ -115,9 +128,40 @@ class DigestKernels:
             _words(memory),
             offsets,
             run_bytes // WORD_BYTES,
-            *self._keys.words,
+            *self._tables,
         )
         return self._finish(sums, length_bytes)
+
+    def scatter_and_digest_units(
+        self,
+        staging: Memory,
+        staging_offset: int,
+        staging_stride: int,
+        memory: Memory,
+        run_offsets: npt.NDArray[np.int64],
+        run_bytes: int,
+    ) -> list[bytes]:
+        """The same for several units, ``staging_stride`` bytes apart, in one go without the GIL.
+
+        ``run_offsets``: int64[units, runs]. A thread that is needed again only once for many units waits for the GIL
+        only once: where another thread is busy in Python each wait takes milliseconds.
+        """
+        flat, length_bytes = self._unit(run_offsets[0], run_bytes)
+        unit_count, run_count = run_offsets.shape
+        assert flat.size == run_count
+        assert not (run_offsets & (WORD_BYTES - 1)).any(), "run offsets must be multiples of 4"
+        sums = np.empty((unit_count, 2), dtype=np.int64)
+        fits = self._kernels.scatter_and_digest_units(
+            _words(staging),
+            _word_count(staging_offset),
+            _word_count(staging_stride),
+            _words(memory),
+            np.ascontiguousarray(run_offsets) >> 2,
+            run_bytes // WORD_BYTES,
+            *self._tables,
+            sums,
+        )
+        return [self._finish((fits, sum_0, sum_1), length_bytes) for sum_0, sum_1 in sums.tolist()]
 
     def gather_and_digest(
         self, memory: Memory, run_offsets: RunOffsets, run_bytes: int, staging: Memory, staging_offset: int
@@ -130,7 +174,7 @@ class DigestKernels:
             run_bytes // WORD_BYTES,
             _words(staging),
             _word_count(staging_offset),
-            *self._keys.words,
+            *self._tables,
         )
         return self._finish(sums, length_bytes)
 

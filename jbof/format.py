@@ -57,8 +57,8 @@ from meshfusion.jbof.envelope import (
     sealed,
 )
 
-FORMAT_VERSION: Final = 1
-CHUNK_HEADER_VERSION: Final = 1
+FORMAT_VERSION: Final = 2  # 2: the digest sums in tiles
+CHUNK_HEADER_VERSION: Final = 2
 LBA_BYTES: Final = 4096
 LABEL_LBAS: Final = (0, 1)
 DATA_START_LBA: Final = 256

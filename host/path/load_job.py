@@ -89,13 +89,15 @@ class LoadJob:
             self._writing -= 1
             self._state.notify_all()
 
-    def done(self, index: int, failure: UnitFailure | None) -> None:
-        """A unit's outcome; ignored when the load was abandoned before."""
+    def done(self, indexes: range, outcomes: Sequence[UnitFailure | None]) -> None:
+        """The outcomes of some units; ignored when the load was abandoned before."""
         with self._state:
-            if index not in self._open:
+            if not self._open:
                 return
-            self._open.discard(index)
-            if failure is not None:
-                self._failures.append(failure)
+            for index, failure in zip(indexes, outcomes, strict=True):
+                if index in self._open:
+                    self._open.discard(index)
+                    if failure is not None:
+                        self._failures.append(failure)
             if not self._open:
                 self._finished_s = time.monotonic()

@@ -1,7 +1,10 @@
 """The local path: units move between a namespace this machine can open and device memory, through aligned staging.
 
 Threads read with O_DIRECT into their own staging buffer, copy to the destination and digest what the destination then
-holds (rule 4), in one pass without the GIL. Staging is what makes a load abandonable: bytes that come late stay in our
+holds (rule 4), many units in one pass without the GIL: a thread that needs the GIL after every unit waits for it every
+time, milliseconds while the engine's own thread is busy in Python.
+
+Staging is what makes a load abandonable: bytes that come late stay in our
 buffer, and memory the engine has taken back is never written (rule 3's concern, on the host's side).
 """
 
@@ -20,6 +23,7 @@ import numpy as np
 from meshfusion.dpu.api.types import Extent
 from meshfusion.host.kv.layout import GroupLayout
 from meshfusion.host.path.load_job import LoadJob, UnitFailure, UnitRead
+from meshfusion.host.path.spans import Span, spans_of
 from meshfusion.jbof.digest import DigestKernels
 from meshfusion.jbof.errors import MediaError, MeshFusionError
 from meshfusion.jbof.format import ChunkHeader, encode_chunk_header
@@ -51,17 +55,6 @@ class ShardWritten:
     save_id: tuple[int, int]
     unit_digests: tuple[bytes, ...] | None
     reason: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class _Span:
-    """Units of one job that lie one after another on the medium: one read."""
-
-    job: LoadJob
-    first: int
-    count: int
-    lba: int
-    lba_count: int
 
 
 @dataclass(slots=True)
@@ -101,7 +94,7 @@ class StagedPath:
         self._is_digest_right = is_digest_right
         self._unit_lbas = -(-layout.unit_bytes // lba_bytes)
         self._read_lbas = max(self._unit_lbas, read_bytes // lba_bytes)
-        self._spans: queue.SimpleQueue[_Span | None] = queue.SimpleQueue()
+        self._spans: queue.SimpleQueue[tuple[LoadJob, Span] | None] = queue.SimpleQueue()
         self._writes: queue.SimpleQueue[tuple[ShardWrite, ...] | None] = queue.SimpleQueue()
         self._written: queue.SimpleQueue[ShardWritten] = queue.SimpleQueue()
         self._closing = threading.Event()
@@ -123,71 +116,65 @@ class StagedPath:
         """Start loading; poll the job for its result."""
         now_s = time.monotonic()
         job = LoadJob(units, now_s + abandon_after_s, now_s)
-        for span in self._spans_of(job):
-            self._spans.put(span)
+        spans = spans_of([unit.lba for unit in units], unit_lbas=self._unit_lbas, read_lbas=self._read_lbas)
+        for span in spans:
+            self._spans.put((job, span))
         return job
-
-    def _spans_of(self, job: LoadJob) -> list[_Span]:
-        spans: list[_Span] = []
-        for index, unit in enumerate(job.units):
-            assert unit.unit_bytes == self._layout.unit_bytes, (unit.unit_bytes, self._layout.unit_bytes)
-            last = spans[-1] if spans else None
-            if (
-                last is not None
-                and unit.lba == last.lba + last.lba_count
-                and last.lba_count + self._unit_lbas <= self._read_lbas
-            ):
-                spans[-1] = _Span(job, last.first, last.count + 1, last.lba, last.lba_count + self._unit_lbas)
-            else:
-                spans.append(_Span(job, index, 1, unit.lba, self._unit_lbas))
-        return spans
 
     def _load_loop(self) -> None:
         staging = AlignedBuffer(self._read_lbas * self._lba_bytes, huge_pages=True)
         try:
-            while (span := self._spans.get()) is not None:
-                self._load_span(span, staging)
+            while (part := self._spans.get()) is not None:
+                self._load_span(*part, staging)
         finally:
             staging.close()
             self._thread_ends()
 
-    def _load_span(self, span: _Span, staging: AlignedBuffer) -> None:
-        job = span.job
+    def _load_span(self, job: LoadJob, span: Span, staging: AlignedBuffer) -> None:
         if self._closing.is_set():
             job.abandon("the engine is shutting down")
         if job.is_abandoned:
             return
-        open_indexes = list(range(span.first, span.first + span.count))
+        indexes = range(span.first, span.first + span.count)
         try:
             self._data.read_into(span.lba, staging.view[: span.lba_count * self._lba_bytes])
-            for at in range(span.count):
-                failure = self._place(job, span.first + at, staging, at * self._unit_lbas * self._lba_bytes)
-                job.done(open_indexes.pop(0), failure)
+            outcomes = self._place(job, indexes, staging, span.stride_lbas * self._lba_bytes)
         except MeshFusionError as error:
-            for index in open_indexes:
-                job.done(index, UnitFailure(index, False, error.message))
+            outcomes = [UnitFailure(index, False, error.message) for index in indexes]
         except Exception as error:  # a bug must fail the load, not the thread that later loads need
             logger.exception("loading a span failed")
-            for index in open_indexes:
-                job.done(index, UnitFailure(index, False, repr(error)))
+            outcomes = [UnitFailure(index, False, repr(error)) for index in indexes]
+        job.done(indexes, outcomes)
 
-    def _place(self, job: LoadJob, index: int, staging: AlignedBuffer, offset: int) -> UnitFailure | None:
-        unit = job.units[index]
+    def _place(
+        self, job: LoadJob, indexes: range, staging: AlignedBuffer, stride_bytes: int
+    ) -> list[UnitFailure | None]:
+        """Copy the units of a span to their blocks and prove them there. One call without the GIL for all of them."""
+        units = job.units[indexes.start : indexes.stop]
+        run_offsets = self._layout.run_offsets_of([unit.block_id for unit in units])
         if not job.enter():
-            return None
+            return [None] * len(units)  # abandoned: whatever we say about them is not heard
         try:
-            got = self._kernels.scatter_and_digest(
-                staging.array, offset, self._memory, self._layout.run_offsets(unit.block_id), self._layout.run_bytes
+            digests = self._kernels.scatter_and_digest_units(
+                staging.array,
+                0,
+                stride_bytes,
+                self._memory,
+                run_offsets,
+                self._layout.run_bytes,
             )
         finally:
             job.leave()
-        if self._is_digest_right(got, unit.digest):
-            with self.counters.lock:
-                self.counters.loaded_bytes += unit.unit_bytes
-            return None
+        outcomes = [
+            None
+            if self._is_digest_right(got, unit.digest)
+            else UnitFailure(index, True, f"digest {got.hex()} at lba {unit.lba}, expected {unit.digest.hex()}")
+            for index, unit, got in zip(indexes, units, digests, strict=True)
+        ]
         with self.counters.lock:
-            self.counters.mismatches += 1
-        return UnitFailure(index, True, f"digest {got.hex()} at lba {unit.lba}, expected {unit.digest.hex()}")
+            self.counters.loaded_bytes += self._layout.unit_bytes * outcomes.count(None)
+            self.counters.mismatches += len(outcomes) - outcomes.count(None)
+        return outcomes
 
     # ---- saves ---------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshfusion.jbof.digest import LENGTH_KEY_SEEDS, WORD_KEY_SEEDS, DigestKernels, KeyTable, load_kernels
+from meshfusion.jbof.digest import (
+    LENGTH_KEY_SEEDS,
+    TILE_KEY_SEEDS,
+    WORD_KEY_SEEDS,
+    DigestKernels,
+    KeyTable,
+    load_kernels,
+)
 
 MASK = 2**64 - 1
 MAX_BYTES = 1 << 20
@@ -28,11 +35,14 @@ def splitmix64(state: int, index: int) -> int:
 def reference(data: bytes) -> bytes:
     words = [int.from_bytes(data[i : i + 4], "little", signed=True) for i in range(0, len(data), 4)]
     halves = []
-    for word_seed, length_seed in zip(
-        (0x243F6A8885A308D3, 0x13198A2E03707344), (0xA4093822299F31D0, 0x082EFA98EC4E6C89), strict=True
+    for word_seed, length_seed, tile_seed in (
+        (0x243F6A8885A308D3, 0xA4093822299F31D0, 0x452821E638D01377),
+        (0x13198A2E03707344, 0x082EFA98EC4E6C89, 0xBE5466CF34E90C6C),
     ):
         total = splitmix64(length_seed, 0) * len(data)
-        total += sum(splitmix64(word_seed, i) * word for i, word in enumerate(words))
+        for tile in range(0, len(words), 4096):
+            inner = sum(splitmix64(word_seed, i) * word for i, word in enumerate(words[tile : tile + 4096]))
+            total += (splitmix64(tile_seed, tile // 4096) | 1) * inner
         halves.append(((total % 2**64) >> 32).to_bytes(4, "little"))
     return b"".join(halves)
 
@@ -80,17 +90,19 @@ def test_generator_is_the_published_splitmix64() -> None:
 
 
 def test_key_table_is_the_documented_generator() -> None:
-    table = KeyTable.for_bytes(4000)
+    table = KeyTable.for_bytes(3 * 16384 + 4)
     for j in (0, 1):
-        assert [int(key) & MASK for key in table.words[j]] == [splitmix64(WORD_KEY_SEEDS[j], i) for i in range(1000)]
+        assert [int(key) & MASK for key in table.words[j]] == [splitmix64(WORD_KEY_SEEDS[j], i) for i in range(4096)]
+        assert [int(key) & MASK for key in table.tiles[j]] == [splitmix64(TILE_KEY_SEEDS[j], t) | 1 for t in range(4)]
+        assert not table.tiles[j].flags.writeable
         assert table.length[j] == splitmix64(LENGTH_KEY_SEEDS[j], 0)
         assert not table.words[j].flags.writeable
 
 
 def test_key_streams_never_meet() -> None:
-    """Both streams walk one cycle of 2^64 states: their starts must lie further apart than any unit is long."""
+    """All streams walk one cycle of 2^64 states: their starts must lie further apart than any unit is long."""
     inverse = pow(0x9E3779B97F4A7C15, -1, 2**64)
-    seeds = (*WORD_KEY_SEEDS, *LENGTH_KEY_SEEDS)
+    seeds = (*WORD_KEY_SEEDS, *LENGTH_KEY_SEEDS, *TILE_KEY_SEEDS)
     for a in seeds:
         for b in seeds:
             assert a == b or 2**40 < (a - b) * inverse % 2**64 < 2**64 - 2**40
@@ -101,10 +113,11 @@ def test_key_streams_never_meet() -> None:
     [
         (b"", "0000000000000000"),
         (b"\x00" * 4, "c8afcf1049bcc886"),
-        (b"\x01\x00\x00\x00", "67a6803dee047ec2"),
-        (b"\xff\xff\xff\xff", "29b91ee4a473134b"),
-        (bytes(range(256)), "b6cbf8a8940a5904"),
-        (b"MeshFusion unit." * 256, "38073dc1a2a0f4c1"),
+        (b"\x01\x00\x00\x00", "78a79192b2d3a848"),
+        (b"\xff\xff\xff\xff", "18b80d8fe0a4e8c4"),
+        (bytes(range(256)), "e60dc47a015d748c"),
+        (b"MeshFusion unit." * 256, "e5f799a28ba50b2c"),
+        (b"MeshFusion unit." * 3000, "1caee91d6387fbfb"),
     ],
 )
 def test_golden_vectors(kernels: DigestKernels, data: bytes, expected: str) -> None:
@@ -149,7 +162,7 @@ def test_gather_then_scatter(
 
 
 def test_runs_longer_than_a_tile(kernels: DigestKernels) -> None:
-    """Real sizes: the kernels work in tiles of 32 KiB, and run ends fall inside them."""
+    """Real sizes: tiles are 16 KiB, and run ends fall inside them."""
     run_bytes = 98_304 + 4
     staging = np.random.default_rng(7).integers(0, 256, size=5 * run_bytes, dtype=np.uint8)
     memory = np.zeros(8 * run_bytes, dtype=np.uint8)
@@ -160,6 +173,72 @@ def test_runs_longer_than_a_tile(kernels: DigestKernels) -> None:
     back = np.zeros_like(staging)
     assert kernels.gather_and_digest(memory, offsets, run_bytes, back, 0) == expected
     assert (back == staging).all()
+
+
+@given(data=st.data(), unit=units_in_memory(), lead=st.integers(0, 5), gap=st.integers(0, 5))
+def test_several_units_in_one_go_equal_one_by_one(
+    kernels: DigestKernels,
+    data: st.DataObject,
+    unit: tuple[npt.NDArray[np.uint8], list[int], int],
+    lead: int,
+    gap: int,
+) -> None:
+    memory, offsets, run_bytes = unit
+    whole = len(offsets) // data.draw(st.sampled_from([n for n in range(1, len(offsets) + 1) if len(offsets) % n == 0]))
+    run_offsets = np.array(offsets, dtype=np.int64).reshape(-1, whole)
+    unit_bytes, stride = whole * run_bytes, whole * run_bytes + 4 * gap
+    staging = np.random.default_rng(5).integers(0, 256, 4 * lead + len(run_offsets) * stride, dtype=np.uint8)
+    expected, target = memory.copy(), memory.copy()
+    one_by_one = [
+        kernels.scatter_and_digest(staging, 4 * lead + u * stride, expected, runs, run_bytes)
+        for u, runs in enumerate(run_offsets)
+    ]
+    assert one_by_one == [
+        reference(staging[4 * lead + u * stride :][:unit_bytes].tobytes()) for u in range(len(run_offsets))
+    ]
+    assert kernels.scatter_and_digest_units(staging, 4 * lead, stride, target, run_offsets, run_bytes) == one_by_one
+    assert (target == expected).all()
+
+
+@pytest.mark.parametrize(
+    ("offsets", "staging_offset", "staging_stride"),
+    [
+        ([[0], [4096]], 0, 8),  # the second unit behind the memory
+        ([[-4], [0]], 0, 8),
+        ([[2], [8]], 0, 8),
+        ([[0], [8]], 0, 4),  # units that overlap in staging
+        ([[0], [8]], 4088, 8),  # the second behind the end of staging
+        ([[0], [8]], -8, 8),
+        ([[0], [8]], 0, 4096),
+    ],
+)
+def test_several_units_are_checked_before_anything_is_touched(
+    kernels: DigestKernels, offsets: list[list[int]], staging_offset: int, staging_stride: int
+) -> None:
+    memory, staging = np.zeros(4096, dtype=np.uint8), np.ones(4096, dtype=np.uint8)
+    with pytest.raises(AssertionError):
+        kernels.scatter_and_digest_units(
+            staging, staging_offset, staging_stride, memory, np.array(offsets, dtype=np.int64), 8
+        )
+    assert not memory.any()
+
+
+def test_tiles_that_change_places_change_it(kernels: DigestKernels) -> None:
+    """The same keys serve every tile, so only its multiplier tells where a tile lies. Worst case: one top bit."""
+    seen = set()
+    for tile in range(64):
+        data = np.zeros(64 * 16384, dtype=np.uint8)
+        data[tile * 16384 + 3] = 0x80
+        seen.add(kernels.digest_runs(data, [0], data.size))
+    assert len(seen) == 64
+    rng = np.random.default_rng(11)
+    tiles = rng.integers(0, 256, (8, 16384), dtype=np.uint8)
+    original = kernels.digest_runs(tiles.reshape(-1), [0], tiles.size)
+    for a in range(8):
+        for b in range(a):
+            order = list(range(8))
+            order[a], order[b] = b, a
+            assert kernels.digest_runs(tiles[order].reshape(-1), [0], tiles.size) != original
 
 
 def test_scatter_digests_the_destination(kernels: DigestKernels) -> None:

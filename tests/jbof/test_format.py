@@ -93,7 +93,7 @@ def resealed(data: bytes, body_bytes: int) -> bytes:
 
 def test_label_bytes_by_hand() -> None:
     body = (
-        b"MESHFUSN\x01\0\0\0\0\0\0\0"
+        b"MESHFUSN\x02\0\0\0\0\0\0\0"
         + bytes(range(16))
         + (1_764_000_000).to_bytes(8, "little")
         + b"\x00\x10\0\0"  # 4096
@@ -139,7 +139,7 @@ def test_a_label_of_another_length_is_damaged(length_bytes: int) -> None:
 def test_another_version_names_both() -> None:
     data = bytearray(encode_label(LABEL))
     data[8] = 7
-    with pytest.raises(FormatError, match=r"/pools/a.*version 7.*version 1") as caught:
+    with pytest.raises(FormatError, match=r"/pools/a.*version 7.*version 2") as caught:
         decode_label(bytes(data), where="/pools/a")
     assert caught.value.next_step
 
@@ -167,7 +167,7 @@ def test_the_second_label_stands_in_for_the_first() -> None:
 
 def test_the_most_telling_error_wins() -> None:
     good = encode_label(LABEL)
-    foreign, damaged, version = bytes(LBA_BYTES), good[:-1] + b"x", good[:8] + b"\x02" + good[9:]
+    foreign, damaged, version = bytes(LBA_BYTES), good[:-1] + b"x", good[:8] + b"\x03" + good[9:]
     for copies, fault in [
         ([foreign, foreign], FormatFault.FOREIGN),
         ([foreign, damaged], FormatFault.DAMAGED),
@@ -184,7 +184,7 @@ def test_chunk_header_bytes_by_hand() -> None:
 
     body = (
         b"MESHCHNK"
-        + numbers(4, 1, 2, 8, 1, 2, 5, 4, 7)  # version, units, unit bytes, group, rank, segment, tokens, tenant bytes
+        + numbers(4, 2, 2, 8, 1, 2, 5, 4, 7)  # version, units, unit bytes, group, rank, segment, tokens, tenant bytes
         + numbers(8, 3, 6, 7)  # position, generation, lba
         + bytes(range(16))
         + b"i" * 32
@@ -248,7 +248,7 @@ def test_impossible_headers_are_damage_even_with_a_right_checksum(position: int,
 
 garbage = st.one_of(
     st.binary(max_size=300),
-    st.binary(max_size=300).map(lambda tail: (b"MESHFUSN\x01\0\0\0" + tail).ljust(LBA_BYTES, b"\0")),
+    st.binary(max_size=300).map(lambda tail: (b"MESHFUSN\x02\0\0\0" + tail).ljust(LBA_BYTES, b"\0")),
     st.binary(max_size=300).map(lambda tail: (b"MESHCHNK\x01\0\0\0" + tail).ljust(LBA_BYTES, b"\0")),
     st.binary(max_size=300).map(lambda tail: b"MESHCHNK\x01\0\0\0" + tail),
 )

@@ -26,7 +26,7 @@ from meshfusion.jbof.format import (
 )
 from meshfusion.jbof.media.file import DirectMode, open_data_file
 
-READ_BYTES = 4 << 20  # as the connector's worker has it
+READ_BYTES = 6 << 20  # as the connector's worker has it
 CHUNK_MIN_BYTES = 1 << 20  # the connector's default
 KV_BYTES = 512 << 20
 

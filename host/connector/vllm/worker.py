@@ -46,7 +46,7 @@ from meshfusion.jbof.media.file import DirectMode, open_data_file
 
 logger = logging.getLogger("meshfusion.worker")
 
-READ_BYTES = 4 << 20  # staging of one load thread; a larger unit gets what it needs
+READ_BYTES = 6 << 20  # staging of one load thread; a larger unit gets what it needs
 
 
 class WorkerSide:
