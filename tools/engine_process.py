@@ -32,6 +32,7 @@ class Answer:
     ttft_s: float
     cached_tokens: int
     token_ids: tuple[int, ...]
+    again_ttft_s: float
     again_token_ids: tuple[int, ...]
     again_logprobs: tuple[float, ...]
     counters: dict[str, float]
@@ -62,6 +63,7 @@ class EngineProcess:
             ttft_s=answered["ttft_s"],
             cached_tokens=answered["cached_tokens"],
             token_ids=tuple(answered["token_ids"]),
+            again_ttft_s=answered["again_ttft_s"],
             again_token_ids=tuple(answered["again_token_ids"]),
             again_logprobs=tuple(answered["again_logprobs"]),
             counters=answered["counters"],

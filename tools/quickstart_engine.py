@@ -75,6 +75,7 @@ def main() -> None:
         "ttft_s": output.metrics.first_token_latency,
         "cached_tokens": output.num_cached_tokens,
         "token_ids": list(output.outputs[0].token_ids),
+        "again_ttft_s": again.metrics.first_token_latency,
         "again_token_ids": list(again.outputs[0].token_ids),
         "again_logprobs": [next(iter(chosen.values())).logprob for chosen in again.outputs[0].logprobs],
         "counters": _counters(engine),
