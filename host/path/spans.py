@@ -11,10 +11,10 @@ between is read for nothing."""
 
 
 class Span(NamedTuple):
-    """``count`` units from number ``first`` on, ``stride_lbas`` apart on the medium: one read of ``lba_count``."""
+    """``unit_count`` units from number ``first`` on, ``stride_lbas`` apart on the medium: one read of ``lba_count``."""
 
     first: int
-    count: int
+    unit_count: int
     lba: int
     stride_lbas: int
     lba_count: int

@@ -4,14 +4,15 @@ Threads read with O_DIRECT into their own staging buffer, copy to the destinatio
 holds (rule 4), many units in one pass without the GIL: a thread that needs the GIL after every unit waits for it every
 time, milliseconds while the engine's own thread is busy in Python.
 
-Staging is what makes a load abandonable: bytes that come late stay in our
-buffer, and memory the engine has taken back is never written (rule 3's concern, on the host's side).
+Staging is what makes a load abandonable: bytes that come late stay in our buffer, and memory the engine has taken back is
+never written (rule 3's concern, on the host's side).
 """
 
 from __future__ import annotations
 
 import logging
 import operator
+import os
 import queue
 import threading
 import time
@@ -22,6 +23,7 @@ import numpy as np
 
 from meshfusion.dpu.api.types import Extent
 from meshfusion.host.kv.layout import GroupLayout
+from meshfusion.host.path.cpus import Cpus, use_cpus
 from meshfusion.host.path.load_job import LoadJob, UnitFailure, UnitRead
 from meshfusion.host.path.spans import Span, spans_of
 from meshfusion.jbof.digest import DigestKernels
@@ -82,15 +84,18 @@ class StagedPath:
         load_threads: int,
         read_bytes: int,
         write_bytes: int,
+        cpus: Cpus | None = None,
         is_digest_right: Callable[[bytes, bytes], bool] = operator.eq,
     ) -> None:
-        """``read_bytes``: staging per load thread; ``write_bytes``: of the largest shard. ``is_digest_right`` exists
-        for negative controls in tests: anything but equality is wrong."""
+        """``read_bytes``: staging per load thread; ``write_bytes``: of the largest shard. ``cpus``: where the
+        threads run (None: where their maker does). ``is_digest_right`` exists for negative controls in tests: anything
+        but equality is wrong."""
         self._data = data
         self._memory = memory
         self._layout = layout
         self._kernels = kernels
         self._lba_bytes = lba_bytes
+        self._cpus = cpus
         self._is_digest_right = is_digest_right
         self._unit_lbas = -(-layout.unit_bytes // lba_bytes)
         self._read_lbas = max(self._unit_lbas, read_bytes // lba_bytes)
@@ -100,6 +105,7 @@ class StagedPath:
         self._closing = threading.Event()
         self._write_staging = AlignedBuffer(write_bytes, huge_pages=True)
         self.counters = PathCounters()
+        self.thread_cpus: list[Cpus] = []  # where each thread found itself, for people who look
         self._threads = [
             threading.Thread(target=self._load_loop, name=f"meshfusion-load-{i}", daemon=True)
             for i in range(load_threads)
@@ -123,6 +129,8 @@ class StagedPath:
 
     def _load_loop(self) -> None:
         staging = AlignedBuffer(self._read_lbas * self._lba_bytes, huge_pages=True)
+        self._settle()
+        staging.array[:] = 0  # its pages exist before the first load
         try:
             while (part := self._spans.get()) is not None:
                 self._load_span(*part, staging)
@@ -135,7 +143,7 @@ class StagedPath:
             job.abandon("the engine is shutting down")
         if job.is_abandoned:
             return
-        indexes = range(span.first, span.first + span.count)
+        indexes = range(span.first, span.first + span.unit_count)
         try:
             self._data.read_into(span.lba, staging.view[: span.lba_count * self._lba_bytes])
             outcomes = self._place(job, indexes, staging, span.stride_lbas * self._lba_bytes)
@@ -189,7 +197,13 @@ class StagedPath:
             taken.append(self._written.get())
         return taken
 
+    def _settle(self) -> None:
+        if self._cpus is not None:
+            use_cpus(self._cpus)
+        self.thread_cpus.append(frozenset(os.sched_getaffinity(0)))
+
     def _save_loop(self) -> None:
+        self._settle()
         try:
             while (batch := self._writes.get()) is not None:
                 for result in self._save_batch(batch):

@@ -30,6 +30,7 @@ from meshfusion.host.kv.identity import build_identity, hash_block_tokens
 from meshfusion.host.kv.layout import backing_memory, derive_layout
 from meshfusion.host.kv.selftest import run_selftest
 from meshfusion.host.kv.weights import FileDigester, processor_fact, weights_fact
+from meshfusion.host.path.cpus import engine_cpus
 from meshfusion.host.path.kernel_mover import KernelMover
 from meshfusion.host.path.load_job import LoadJob, LoadResult, UnitFailure, UnitRead
 from meshfusion.host.path.staged import ShardWrite, ShardWritten, StagedPath
@@ -240,6 +241,7 @@ class WorkerSide:
                 read_bytes=READ_BYTES,
                 write_bytes=shard_lba_count(unit_bytes, self._blocks_per_chunk, namespace.lba_bytes)
                 * namespace.lba_bytes,
+                cpus=engine_cpus(),
                 is_digest_right=self._is_digest_right,
             ),
         )

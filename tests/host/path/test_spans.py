@@ -19,11 +19,11 @@ def test_spans_cover_each_unit_once_where_it_lies(steps: list[int], read_lbas: i
     spans = spans_of(lbas, unit_lbas=16, read_lbas=read_lbas)
     covered = []
     for span in spans:
-        assert span.count >= 1
-        assert span.lba_count == (span.count - 1) * span.stride_lbas + 16
+        assert span.unit_count >= 1
+        assert span.lba_count == (span.unit_count - 1) * span.stride_lbas + 16
         assert span.lba_count <= max(16, read_lbas)
         assert 16 <= span.stride_lbas <= 16 + 16 // GAP_PARTS, "units never overlap in staging, gaps stay small"
-        covered += [(span.first + i, span.lba + i * span.stride_lbas) for i in range(span.count)]
+        covered += [(span.first + i, span.lba + i * span.stride_lbas) for i in range(span.unit_count)]
     assert covered == list(enumerate(lbas))
 
 
