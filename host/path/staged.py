@@ -4,8 +4,8 @@ Threads read with O_DIRECT into their own staging buffer, copy to the destinatio
 holds (rule 4), many units in one pass without the GIL: a thread that needs the GIL after every unit waits for it every
 time, milliseconds while the engine's own thread is busy in Python.
 
-Staging is what makes a load abandonable: bytes that come late stay in our buffer, and memory the engine has taken back is
-never written (rule 3's concern, on the host's side).
+Staging is what makes a load abandonable: bytes that come late stay in our buffer, and memory the engine has taken back
+is never written (rule 3's concern, on the host's side).
 """
 
 from __future__ import annotations
