@@ -35,15 +35,16 @@ class UnrulyFile(DataFile):
         self.may_read.set()
         self.may_write = threading.Event()
         self.may_write.set()
-        self.waiting_readers = threading.Semaphore(0)
+        self.waiting_readers = threading.Semaphore(0)  # only who really has to wait: an earlier transfer says nothing
         self.waiting_writers = threading.Semaphore(0)
         self.readers_done = threading.Semaphore(0)
 
     def read_into(self, lba: int, buffer: Any) -> None:
         self.reads.append((lba, len(buffer)))
-        self.waiting_readers.release()
         try:
             if self.held_lbas is None or lba in self.held_lbas:
+                if not self.may_read.is_set():
+                    self.waiting_readers.release()
                 assert self.may_read.wait(30)
             if self.read_error is not None:
                 raise self.read_error
@@ -52,7 +53,8 @@ class UnrulyFile(DataFile):
             self.readers_done.release()
 
     def write_from(self, lba: int, buffer: Any) -> None:
-        self.waiting_writers.release()
+        if not self.may_write.is_set():
+            self.waiting_writers.release()
         assert self.may_write.wait(30)
         if lba in self.write_error:
             raise self.write_error[lba]
