@@ -1,0 +1,115 @@
+"""Registered memory: what targets may reach, for how long, and who says so."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from meshfusion.jbof.errors import MeshFusionError
+from meshfusion.jbof.nvme.sgl import RemoteMemory
+from meshfusion.jbof.nvme.transport import SCRATCH_BYTES, Scratch
+
+
+class MemoryInUseError(MeshFusionError):
+    """Registered memory cannot be given up while commands may touch it."""
+
+
+class RegionPart(NamedTuple):
+    """``length_bytes`` of a region, from ``offset_bytes`` on."""
+
+    region: RegisteredRegion
+    offset_bytes: int
+    length_bytes: int
+
+    @property
+    def remote(self) -> RemoteMemory:
+        return self.region.remote.part(self.offset_bytes, self.length_bytes)
+
+
+class RegisteredRegion:
+    """``remote`` says how targets address it. ``owner`` keeps the memory alive; ``deregister`` ends their access."""
+
+    def __init__(self, remote: RemoteMemory, owner: object, deregister: Callable[[], None]) -> None:
+        self.remote = remote
+        self._owner: object = owner
+        self._deregister = deregister
+        self._lock = threading.Lock()
+        self._use_count = 0
+        self._is_closed = False
+
+    @property
+    def use_count(self) -> int:
+        """Transfers whose commands may touch it."""
+        return self._use_count
+
+    @property
+    def is_closed(self) -> bool:
+        return self._is_closed
+
+    def part(self, offset_bytes: int, length_bytes: int) -> RegionPart:
+        assert 0 <= offset_bytes < offset_bytes + length_bytes <= self.remote.length_bytes
+        return RegionPart(self, offset_bytes, length_bytes)
+
+    def all(self) -> RegionPart:
+        return RegionPart(self, 0, self.remote.length_bytes)
+
+    def acquire(self) -> None:
+        """A transfer begins to use it."""
+        with self._lock:
+            assert not self._is_closed, "this region is closed"
+            self._use_count += 1
+
+    def release(self) -> None:
+        with self._lock:
+            assert self._use_count > 0
+            self._use_count -= 1
+
+    def close(self) -> None:
+        """End all access. Raises :class:`MemoryInUseError` while transfers use it; again is no error."""
+        with self._lock:
+            if self._is_closed:
+                return
+            if self._use_count:
+                raise MemoryInUseError(
+                    f"{self._use_count} transfers may still touch the {self.remote.length_bytes} bytes at "
+                    f"{self.remote.address:#x}",
+                    next_step="Wait until they have ended and their memory is free.",
+                )
+            self._deregister()
+            self._is_closed = True
+            self._owner = None
+
+
+class RegionScratch:
+    """A slot of a region, seen through ``view``."""
+
+    def __init__(self, remote: RemoteMemory, view: memoryview) -> None:
+        self.remote = remote
+        self._view = view
+
+    def read(self, length_bytes: int) -> bytes:
+        return bytes(self._view[:length_bytes])
+
+    def write(self, data: bytes) -> None:
+        self._view[: len(data)] = data
+
+
+class RegionScratchPool:
+    """Scratch memory in slots of a region that lies at ``buffer``, which is writable."""
+
+    def __init__(self, region: RegisteredRegion, buffer: Any) -> None:
+        view = memoryview(buffer).cast("B")
+        count = region.remote.length_bytes // SCRATCH_BYTES
+        self._free = [
+            RegionScratch(region.remote.part(at, SCRATCH_BYTES), view[at : at + SCRATCH_BYTES])
+            for at in range(0, count * SCRATCH_BYTES, SCRATCH_BYTES)
+        ]
+
+    def lend(self) -> Scratch | None:
+        return self._free.pop() if self._free else None
+
+    def give_back(self, scratch: Scratch) -> None:
+        assert isinstance(scratch, RegionScratch)
+        assert scratch not in self._free
+        self._free.append(scratch)

@@ -1,0 +1,105 @@
+"""What a caller holds while something is under way: to wait for its end, and for its memory."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any, Final
+
+from meshfusion.jbof.errors import MediaError, MeshFusionError
+from meshfusion.jbof.nvme.memory import RegionPart
+
+_GRACE_S: Final = 1.0
+"""How long after its deadline the end of something may be told; later, the poller hangs."""
+
+
+class FateUnknownError(MediaError):
+    """It may have been done, or be done later (rule 3). ``transfer`` tells when its memory is free again."""
+
+    def __init__(self, cause: MeshFusionError, transfer: PendingTransfer) -> None:
+        super().__init__(f"its fate is unknown: {cause.message}", next_step=cause.next_step)
+        self.transfer = transfer
+
+
+class PendingTransfer:
+    """A transfer under way. Its regions cannot be closed until its memory is free."""
+
+    def __init__(self, parts: Sequence[RegionPart], deadline_s: float) -> None:
+        self._parts = parts
+        self._deadline_s = deadline_s
+        self._ended = threading.Event()
+        self._memory_free = threading.Event()
+        self._error: MeshFusionError | None = None
+        self.is_retryable = False
+        self.is_in_doubt = False
+        for part in parts:
+            part.region.acquire()
+
+    # ---- for the caller ------------------------------------------------------------------------------------------
+
+    @property
+    def has_ended(self) -> bool:
+        """:meth:`wait` returns, or raises, at once."""
+        return self._ended.is_set()
+
+    def wait(self) -> None:
+        """Until it has ended, or soon after its deadline. Raises its error or :class:`FateUnknownError`."""
+        if not self._ended.wait(max(0.0, self._deadline_s - time.monotonic()) + _GRACE_S):
+            hangs = MediaError(
+                "the initiator's thread did not end a transfer by its deadline",
+                next_step="See what keeps the process from running its threads.",
+            )
+            raise FateUnknownError(hangs, self)
+        if self.is_in_doubt:
+            assert self._error is not None
+            raise FateUnknownError(self._error, self)
+        if self._error is not None:
+            raise self._error
+
+    def wait_memory_free(self, timeout_s: float) -> bool:
+        """Can nobody touch its memory any more?"""
+        return self._memory_free.wait(timeout_s)
+
+    # ---- for the initiator ---------------------------------------------------------------------------------------
+
+    def end(self, error: MeshFusionError | None = None, *, is_retryable: bool = False) -> None:
+        """Its fate is known, and its memory free."""
+        self._error, self.is_retryable = error, is_retryable
+        self.free_memory()
+        self._ended.set()
+
+    def doubt(self, error: MeshFusionError) -> None:
+        assert not self._ended.is_set()
+        self._error, self.is_in_doubt, self.is_retryable = error, True, True
+        self._ended.set()
+
+    def free_memory(self) -> None:
+        assert not self._memory_free.is_set()
+        for part in self._parts:
+            part.region.release()
+        self._memory_free.set()
+
+
+class PendingRequest:
+    """A conversation under way, or anything else with one answer."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._ended = threading.Event()
+        self._result: Any = None
+        self._error: MeshFusionError | None = None
+
+    def wait(self) -> Any:
+        """What it resulted in. Raises its error."""
+        if not self._ended.wait(self._timeout_s):
+            raise MediaError(
+                f"no answer within {self._timeout_s:g} s", next_step="Look at the target's log, or allow more time."
+            )
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+    def end(self, result: Any = None, error: MeshFusionError | None = None) -> None:
+        self._result, self._error = result, error
+        self._ended.set()

@@ -1,0 +1,179 @@
+"""An RDMA queue pair with its buffers, through pyverbs. Raises pyverbs' errors; nothing here waits."""
+
+from __future__ import annotations
+
+from collections import deque
+from contextlib import suppress
+from typing import Any, Final, NamedTuple
+
+from meshfusion.jbof.nvme.completion import COMPLETION_BYTES
+from meshfusion.jbof.nvme.verbs_names import Verbs
+
+_RECEIVE: Final = 1 << 32  # in a work request's identifier: it is a receive
+
+
+class Device(NamedTuple):
+    """What links share. ``context`` and ``pd`` are pyverbs' objects of the device that leads to the target.
+
+    ``address`` is the target's, as pyverbs' AddrInfo; ``where`` names it in errors.
+    """
+
+    verbs: Verbs
+    address: Any
+    context: Any
+    pd: Any
+    where: str
+    max_capsule_bytes: int
+
+
+class CompletedSend(NamedTuple):
+    command_id: int
+
+
+class CompletedReceive(NamedTuple):
+    data: bytes
+    invalidated_key: int | None
+
+
+class FailedWork(NamedTuple):
+    """``status``: an ibv_wc_status."""
+
+    status: int
+    vendor_error: int
+
+
+Completed = CompletedSend | CompletedReceive | FailedWork
+
+
+class VerbsQueuePair:
+    """For ``depth`` capsules in flight and as many responses; in the RESET state."""
+
+    def __init__(self, device: Device, depth: int) -> None:
+        self._verbs = device.verbs
+        self._depth = depth
+        self._stride_bytes = device.max_capsule_bytes
+        self._cq = self._verbs.CQ(device.context, 2 * depth + 1, None, None, 0)
+        self._qp: Any = None
+        self._inline_bytes = 0
+        self._capsules: Any = None
+        self._responses: Any = None
+        self._sends: list[tuple[Any, Any]] = []  # a slot: its work request and the piece of memory that it sends
+        self._receives: list[Any] = []
+        self._free_slots: deque[int] = deque(range(depth))
+        self._slots: dict[int, int] = {}  # by command identifier
+        self._receives_posted = 0
+        try:
+            self._create(device)
+            self._make_buffers(device)
+        except self._verbs.PyverbsError:
+            self.destroy()
+            raise
+
+    @property
+    def number(self) -> int:
+        return int(self._qp.qp_num)
+
+    @property
+    def under_way(self) -> int:
+        """Work requests that have not completed."""
+        return len(self._slots) + self._receives_posted
+
+    def modify(self, attributes: Any, mask: int) -> None:
+        self._qp.modify(attributes, mask)
+
+    def post_receives(self) -> None:
+        """All of them; in the INIT state or later."""
+        for receive in self._receives:
+            self._qp.post_recv(receive)
+            self._receives_posted += 1
+
+    def fail(self) -> None:
+        """To the ERR state: what is under way completes as flushed, and nothing the peer sends is heeded any more."""
+        verbs = self._verbs
+        self._qp.modify(verbs.QPAttr(qp_state=verbs.IBV_QPS_ERR), verbs.IBV_QP_STATE)
+
+    def post_send(self, command_id: int, capsule: bytes) -> None:
+        assert len(capsule) <= self._stride_bytes
+        slot = self._free_slots.popleft()
+        self._slots[command_id] = slot
+        self._capsules.write(capsule, len(capsule), self._stride_bytes * slot)
+        send, piece = self._sends[slot]
+        piece.length = len(capsule)
+        send.wr_id = command_id
+        send.send_flags = self._verbs.IBV_SEND_SIGNALED
+        if len(capsule) <= self._inline_bytes:
+            send.send_flags |= self._verbs.IBV_SEND_INLINE
+        self._qp.post_send(send)
+
+    def take_completions(self, max_count: int) -> list[Completed]:
+        """Receives that completed well are posted again."""
+        verbs = self._verbs
+        taken: list[Completed] = []
+        for completion in self._cq.poll(max_count)[1]:
+            work, status = completion.wr_id, completion.status
+            if work & _RECEIVE:
+                self._receives_posted -= 1
+                if status == verbs.IBV_WC_SUCCESS:
+                    taken.append(self._response(completion, work ^ _RECEIVE))
+            else:
+                self._free_slots.append(self._slots.pop(work))
+                if status == verbs.IBV_WC_SUCCESS:
+                    taken.append(CompletedSend(work))
+            if status != verbs.IBV_WC_SUCCESS:
+                taken.append(FailedWork(int(status), int(completion.vendor_err)))
+        return taken
+
+    def destroy(self) -> None:
+        """Nobody reaches memory through it any more when this returns. Raises if that is not sure: try again."""
+        if self._qp is not None:
+            self._qp.close()
+            self._qp = None
+        for thing in (self._capsules, self._responses, self._cq):
+            if thing is not None:
+                with suppress(self._verbs.PyverbsError):  # a leak, but a harmless one
+                    thing.close()
+        self._capsules = self._responses = self._cq = None
+
+    def _response(self, completion: Any, slot: int) -> CompletedReceive:
+        verbs = self._verbs
+        data = self._responses.read(COMPLETION_BYTES, COMPLETION_BYTES * slot)[: completion.byte_len]
+        with_key = completion.wc_flags & verbs.IBV_WC_WITH_INV
+        # The invalidated key and immediate data share a field, which pyverbs knows by one of its names only.
+        key = completion.imm_data if with_key else None
+        self._qp.post_recv(self._receives[slot])
+        self._receives_posted += 1
+        return CompletedReceive(data, key)
+
+    def _create(self, device: Device) -> None:
+        """With room for capsules inside of work requests, if the device has it."""
+        verbs = self._verbs
+        for inline_bytes in (self._stride_bytes, 64, 0):
+            cap = verbs.QPCap(
+                max_send_wr=self._depth,
+                max_recv_wr=self._depth,
+                max_send_sge=1,
+                max_recv_sge=1,
+                max_inline_data=inline_bytes,
+            )
+            wanted = verbs.QPInitAttr(qp_type=verbs.IBV_QPT_RC, cap=cap, scq=self._cq, rcq=self._cq, sq_sig_all=0)
+            try:
+                self._qp = verbs.QP(device.pd, wanted)
+            except verbs.PyverbsError:
+                if inline_bytes == 0:
+                    raise
+            else:
+                self._inline_bytes = inline_bytes
+                return
+
+    def _make_buffers(self, device: Device) -> None:
+        """Work requests are made once, for pyverbs 44 leaks the parts of each."""
+        verbs, pd, stride = self._verbs, device.pd, self._stride_bytes
+        self._capsules = verbs.MR(pd, stride * self._depth, verbs.IBV_ACCESS_LOCAL_WRITE)
+        self._responses = verbs.MR(pd, COMPLETION_BYTES * self._depth, verbs.IBV_ACCESS_LOCAL_WRITE)
+        for slot in range(self._depth):
+            piece = verbs.SGE(self._capsules.buf + stride * slot, stride, self._capsules.lkey)
+            send = verbs.SendWR(num_sge=1, sg=[piece])
+            send.sg_list = piece  # by reference: its length is set for each capsule
+            self._sends.append((send, piece))
+            room = verbs.SGE(self._responses.buf + COMPLETION_BYTES * slot, COMPLETION_BYTES, self._responses.lkey)
+            self._receives.append(verbs.RecvWR(wr_id=_RECEIVE | slot, num_sge=1, sg=[room]))

@@ -1,0 +1,94 @@
+"""What can be asked of a namespace, and the commands that do it.
+
+Raised for a request that cannot be expressed, or that a controller cannot do:
+:class:`~meshfusion.jbof.nvme.fields.NvmeFieldError`, :class:`~meshfusion.jbof.errors.UnsupportedError`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from meshfusion.jbof.errors import UnsupportedError
+from meshfusion.jbof.nvme.bring_up import AssociationInfo
+from meshfusion.jbof.nvme.command import Command
+from meshfusion.jbof.nvme.deallocation import split_ranges
+from meshfusion.jbof.nvme.inventory import Namespace
+from meshfusion.jbof.nvme.io_commands import LbaRange, encode_ranges, flush, read, write
+from meshfusion.jbof.nvme.sgl import RemoteMemory, remote_data_list
+from meshfusion.jbof.nvme.split import TransferLimits, TransferPart, split_transfer
+
+
+class RangeList(NamedTuple):
+    """Of a Dataset Management command, which is built when there is memory for the list."""
+
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Whole blocks from ``lba`` on, as many as ``memory`` holds."""
+
+    nsid: int
+    lba: int
+    memory: Sequence[RemoteMemory]
+
+    def commands(self, info: AssociationInfo, namespace: Namespace) -> Iterable[Command]:
+        for part in _parts(self.lba, self.memory, info, namespace):
+            yield read(self.nsid, part.lba, part.lba_count, remote_data_list(part.memory))
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """Like :class:`Read`. With ``force_unit_access`` it is durable when it is done."""
+
+    nsid: int
+    lba: int
+    memory: Sequence[RemoteMemory]
+    force_unit_access: bool
+
+    def commands(self, info: AssociationInfo, namespace: Namespace) -> Iterable[Command]:
+        for part in _parts(self.lba, self.memory, info, namespace):
+            data = remote_data_list(part.memory)
+            yield write(self.nsid, part.lba, part.lba_count, data, force_unit_access=self.force_unit_access)
+
+
+@dataclass(frozen=True, slots=True)
+class Flush:
+    """Make durable what was done in the namespace before."""
+
+    nsid: int
+
+    def commands(self, info: AssociationInfo, namespace: Namespace) -> Iterable[Command]:
+        yield flush(self.nsid)
+
+
+@dataclass(frozen=True, slots=True)
+class Deallocate:
+    """The blocks' content is not needed any more. The controller may keep it nevertheless."""
+
+    nsid: int
+    ranges: tuple[LbaRange, ...]
+
+    def commands(self, info: AssociationInfo, namespace: Namespace) -> Iterable[RangeList]:
+        if not info.controller.has_dataset_management:
+            raise UnsupportedError(
+                "the controller has no Dataset Management (ONCS bit 2)",
+                next_step="Use a target that can deallocate, so that the flash below it lasts.",
+            )
+        # An empty list is refused like any other that cannot be encoded.
+        return [RangeList(encode_ranges(part)) for part in split_ranges(self.ranges, info.limits) or ((),)]
+
+
+Request = Read | Write | Flush | Deallocate
+
+
+def _parts(
+    lba: int, memory: Sequence[RemoteMemory], info: AssociationInfo, namespace: Namespace
+) -> Iterable[TransferPart]:
+    lba_bytes = namespace.info.lba_bytes
+    limits = TransferLimits(lba_bytes, info.max_transfer_bytes, info.controller.max_sgl_descriptors)
+    length_bytes = sum(piece.length_bytes for piece in memory)
+    # A remainder makes the lengths differ, which is refused with the numbers.
+    return split_transfer(lba, max(1, length_bytes // lba_bytes), memory, limits)

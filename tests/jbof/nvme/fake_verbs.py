@@ -1,0 +1,198 @@
+"""Stands in for pyverbs: notes what is done, in order, and does what a test tells it to."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+
+class FakeVerbsError(Exception):
+    error_code = 5
+
+
+class FakeVerbs:
+    """``log``: what was done. ``fails``: names in it that raise instead. Connection events are (kind, private data)."""
+
+    PyverbsError = FakeVerbsError
+    IBV_QPT_RC, IBV_QP_STATE = 2, 1
+    IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS, IBV_QPS_ERR = "INIT", "RTR", "RTS", "ERR"
+    IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_WRITE, IBV_ACCESS_REMOTE_READ = 1, 2, 4
+    IBV_SEND_SIGNALED, IBV_SEND_INLINE = 2, 8
+    IBV_WC_SUCCESS, IBV_WC_WITH_INV = 0, 8
+    RDMA_CM_EVENT_ADDR_RESOLVED, RDMA_CM_EVENT_ROUTE_RESOLVED = 0, 2
+    RDMA_CM_EVENT_CONNECT_RESPONSE, RDMA_CM_EVENT_REJECTED = 5, 8
+    RDMA_CM_EVENT_ESTABLISHED, RDMA_CM_EVENT_DISCONNECTED = 9, 10
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+        self.fails: set[str] = set()
+        self.connection_events: deque[tuple[int, bytes]] = deque()
+        self.completions: deque[Any] = deque()
+        self.sent: list[tuple[int, bytes, int]] = []
+        self.received: dict[int, bytes] = {}  # by work request
+        self.parameters: dict[str, Any] = {}
+        self.access_flags: Any = None
+        self.max_inline_bytes = 64
+        self.dev_name = "rxe0"
+
+    def do(self, what: str) -> None:
+        if what in self.fails:
+            raise FakeVerbsError(f"{what} failed")
+        self.log.append(what)
+
+    # The names below are pyverbs'.
+
+    def CMID(self, creator: Any) -> FakeCmid:
+        return FakeCmid(self)
+
+    def CQ(self, *_: Any) -> FakeCq:
+        return FakeCq(self)
+
+    def QP(self, pd: Any, wanted: dict[str, Any]) -> FakeQp:
+        if wanted["cap"]["max_inline_data"] > self.max_inline_bytes:
+            raise FakeVerbsError("too much inline data")
+        return FakeQp(self)
+
+    def MR(self, pd: Any, length: int, access: int) -> FakeMr:
+        return FakeMr(self, length)
+
+    def QPCap(self, **fields: Any) -> dict[str, Any]:
+        return fields
+
+    def QPInitAttr(self, **fields: Any) -> dict[str, Any]:
+        return fields
+
+    def QPAttr(self, qp_state: str) -> FakeAttributes:
+        return FakeAttributes(qp_state)
+
+    def SGE(self, addr: int, length: int, lkey: int) -> FakePiece:
+        return FakePiece(addr, length)
+
+    def SendWR(self, num_sge: int, sg: list[FakePiece]) -> FakeWork:
+        return FakeWork(sg[0])
+
+    def RecvWR(self, wr_id: int, num_sge: int, sg: list[FakePiece]) -> FakeWork:
+        return FakeWork(sg[0], wr_id)
+
+    def ConnParam(self, **fields: Any) -> FakeParameters:
+        self.parameters = fields
+        return FakeParameters(fields)
+
+
+class FakeParameters:
+    def __init__(self, fields: dict[str, Any]) -> None:
+        self.fields = fields
+
+    def set_private_data(self, data: bytes) -> None:
+        self.fields["private_data"] = data
+
+
+class FakeAttributes:
+    def __init__(self, state: str) -> None:
+        self.state = state
+        self.qp_access_flags = 0
+
+
+class FakePiece:
+    def __init__(self, addr: int, length: int) -> None:
+        self.addr, self.length = addr, length
+
+
+class FakeWork:
+    def __init__(self, piece: FakePiece, wr_id: int = 0) -> None:
+        self.sg_list, self.wr_id, self.send_flags = piece, wr_id, 0
+
+
+class FakeCompletion:
+    def __init__(self, wr_id: int, status: int = 0, byte_len: int = 16, wc_flags: int = 0, imm_data: int = 0) -> None:
+        self.wr_id, self.status, self.byte_len = wr_id, status, byte_len
+        self.wc_flags, self.imm_data, self.vendor_err = wc_flags, imm_data, 0
+
+
+class FakeMr:
+    def __init__(self, verbs: FakeVerbs, length: int) -> None:
+        self._verbs = verbs
+        self.data = bytearray(length)
+        self.buf, self.lkey, self.rkey = id(self.data), 1, 2
+        self.name = "capsules" if length > 4096 else "responses"
+        if self.name == "capsules":
+            verbs.capsules = self  # type: ignore[attr-defined]
+
+    def write(self, data: bytes, length: int, offset: int) -> None:
+        self.data[offset : offset + length] = data
+
+    def read(self, length: int, offset: int) -> bytes:
+        return self._verbs.received[1 << 32 | offset // 16].ljust(length, b"\0")
+
+    def close(self) -> None:
+        self._verbs.do(f"close {self.name}")
+
+
+class FakeCq:
+    def __init__(self, verbs: FakeVerbs) -> None:
+        self._verbs = verbs
+
+    def poll(self, count: int) -> tuple[int, list[FakeCompletion]]:
+        self._verbs.do("poll") if "poll" in self._verbs.fails else None
+        found = [self._verbs.completions.popleft() for _ in range(min(count, len(self._verbs.completions)))]
+        return len(found), found
+
+    def close(self) -> None:
+        self._verbs.do("close cq")
+
+
+class FakeQp:
+    qp_num = 77
+
+    def __init__(self, verbs: FakeVerbs) -> None:
+        self._verbs = verbs
+        verbs.do("create qp")
+
+    def modify(self, attributes: FakeAttributes, mask: int) -> None:
+        self._verbs.do(f"to {attributes.state}")
+        if attributes.state == "INIT":
+            self._verbs.access_flags = attributes.qp_access_flags
+
+    def post_recv(self, work: FakeWork) -> None:
+        self._verbs.do("receive")
+
+    def post_send(self, work: FakeWork) -> None:
+        self._verbs.do("send")
+        capsules: FakeMr = self._verbs.capsules  # type: ignore[attr-defined]
+        offset = work.sg_list.addr - capsules.buf
+        self._verbs.sent.append(
+            (work.wr_id, bytes(capsules.data[offset : offset + work.sg_list.length]), work.send_flags)
+        )
+
+    def close(self) -> None:
+        self._verbs.do("destroy qp")
+
+
+class FakeCmid:
+    def __init__(self, verbs: FakeVerbs) -> None:
+        self._verbs = verbs
+
+    @property
+    def dev_name(self) -> str:
+        return self._verbs.dev_name
+
+    def init_qp_attr(self, state: str) -> tuple[FakeAttributes, int]:
+        return FakeAttributes(state), 1
+
+    def resolve_addr(self, address: Any, timeout_ms: int) -> None:
+        self._verbs.do("resolve address")
+
+    def resolve_route(self, timeout_ms: int) -> None:
+        self._verbs.do("resolve route")
+
+    def connect(self, parameters: FakeParameters) -> None:
+        self._verbs.do("connect")
+
+    def establish(self) -> None:
+        self._verbs.do("establish")
+
+    def disconnect(self) -> None:
+        self._verbs.do("disconnect")
+
+    def close(self) -> None:
+        self._verbs.do("close cmid")

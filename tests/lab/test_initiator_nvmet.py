@@ -1,0 +1,113 @@
+"""Our initiator against the kernel's NVMe-oF target, over soft-RoCE in a guest: data, faults, and what they cost."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshfusion.tools.lab.commands import OutputTail
+from meshfusion.tools.lab.guest import CONSOLE_LOG, GuestRun, ready_machine, run_guest
+from meshfusion.tools.lab.machine import Machine
+
+SCRIPT = Path(__file__).parent / "guest_initiator.py"
+
+pytestmark = pytest.mark.timeout(4000)  # the first test of all builds the kernel
+
+RunCase = Callable[[str], dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def uml() -> Machine:
+    return ready_machine("uml")
+
+
+@pytest.fixture
+def run_case(uml: Machine, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> RunCase:
+    """Runs one in a guest of its own; its report."""
+
+    def run(case: str) -> dict[str, Any]:
+        tail = OutputTail(1 << 20)
+        guest_run = GuestRun((sys.executable, str(SCRIPT), case), output_directory=tmp_path, deadline_s=180.0)
+        result = run_guest(guest_run, machine=uml, sink=tail)
+        said = f"{tail.stdout}{tail.stderr}\n{(tmp_path / CONSOLE_LOG).read_text(errors='replace')}"
+        assert result.exit_code == 0, said
+        assert "BUG:" not in said
+        assert "WARNING:" not in said
+        with capsys.disabled():
+            print(f"\n{case}, {result.run_s:.1f} s: {tail.stdout}", flush=True)
+        report: dict[str, Any] = json.loads(tail.stdout.splitlines()[-1])
+        assert report["left"] == []
+        return report
+
+    return run
+
+
+def test_data_of_any_size_and_alignment(run_case: RunCase) -> None:
+    report = run_case("transfers")
+    assert report["model"] == "Linux"
+    assert report["wrong"] == []
+    assert report["namespaces"] == [1, 2]
+    assert report["capacity_mib"] == 64
+    assert report["ana"] == "1"
+    assert report["on_medium"] == [7, 7, 7, 9]
+    assert report["after_deallocation"] == [0, 7, 0, 9]
+
+
+def test_an_idle_connection_stays(run_case: RunCase) -> None:
+    report = run_case("idle")
+    assert report["state"] == "live"
+    assert "ConnectionLost" not in report["events"]
+
+
+def test_a_target_that_goes_away_and_comes_back(run_case: RunCase) -> None:
+    report = run_case("target_removed")
+    assert report["removal_failures"] == []
+    assert sum(report["ends"].values()) == 32
+    assert set(report["ends"]) <= {"done", "FateUnknownError", "QueueLostError", "NvmeCommandError", "MediaError"}
+    assert report["uses"] == 0
+    assert report["refused"] == "QueueLostError"
+
+
+def test_memory_is_left_alone_after_a_hard_kill(run_case: RunCase) -> None:
+    report = run_case("hard_kill")
+    assert all(round_["untouched"] for round_ in report["rounds"])
+    assert sum(round_["ends"].get("FateUnknownError", 0) for round_ in report["rounds"]) > 0, "none was in doubt"
+    assert set(report["values"]) <= {0, 1}, "a write took bytes that were put there after its memory was free"
+
+
+def test_a_cut_path(run_case: RunCase) -> None:
+    report = run_case("path_cut")
+    assert report["end"] == "FateUnknownError"
+    assert 1.0 <= report["told_s"] < 1.3
+    assert report["in_use"] in (0, 1)
+    assert report["free"]
+    assert {"ConnectionLost", "RetryScheduled"} <= set(report["events"])
+
+
+def test_changes_at_the_target_are_noticed(run_case: RunCase) -> None:
+    report = run_case("changes")
+    assert max(report["seconds"]) < 5.0
+    assert report["refused"] == "PathUnusableError"
+    assert report["changes"] >= 4
+
+
+def test_what_a_user_may_get_wrong(run_case: RunCase) -> None:
+    said = run_case("refusals")["said"]
+    kinds = {what: kind for what, (kind, _) in said.items()}
+    assert kinds["host"] == kinds["subsystem"] == "NvmeCommandError"
+    assert "Connect Invalid Host" in said["host"][1]
+    assert "Connect Invalid Parameters" in said["subsystem"][1]
+    assert kinds["service"] == "NvmeConnectRejectedError"
+    assert kinds["address"] in ("MediaError", "CommandDeadlineError")
+    assert kinds["network"] == "MediaError"
+
+
+def test_what_a_command_costs(run_case: RunCase) -> None:
+    """Numbers to look at; emulation says nothing of real devices, but something of the cost of a command here."""
+    rows = run_case("cost")["rows"]
+    assert all(row["per_s"] > 0 for row in rows)

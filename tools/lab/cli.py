@@ -1,0 +1,232 @@
+"""``mfctl lab``: guests with soft-RoCE and the kernel's NVMe-oF target, from the command line."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from meshfusion.tools.lab.machine import KINDS, Kind
+from meshfusion.tools.lab.places import Places, default_cache
+from meshfusion.tools.mfctl.output import format_option, print_fields, print_json
+
+if TYPE_CHECKING:
+    from meshfusion.tools.lab.guest import GuestRun
+    from meshfusion.tools.lab.keeper import KeptGuest
+    from meshfusion.tools.lab.qemu import EmulatedDrive
+
+DEFAULT_LIFETIME_S = 8 * 3600.0
+SHELL_DEADLINE_S = 8 * 3600.0
+MAX_REPORTED_BYTES = 1 << 20
+PASSED_ON = {"ignore_unknown_options": True, "allow_interspersed_args": False}
+
+kind_option = click.option("--kind", type=click.Choice(KINDS), help="uml: fast; tcg: with NVMe drives.  [default: uml]")
+memory_option = click.option("--memory", "memory_mib", type=click.IntRange(min=128), help="MiB.  [default: 1536]")
+out_option = click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder that is the guest's /out: only what it writes there stays.",
+)
+env_option = click.option("-e", "--env", "variables", multiple=True, help="NAME=VALUE, or NAME to pass it on.")
+fresh_option = click.option("--fresh", is_flag=True, help="A guest of its own even if one is up.")
+
+
+@click.group()
+def lab() -> None:
+    """Run commands in a guest with soft-RoCE and a kernel NVMe-oF target.
+
+    The guest's root is this machine's /, read-only; what it changes is gone afterwards. The first run builds the
+    guest's kernel, which takes about ten minutes of one processor.
+    """
+
+
+@lab.command(context_settings=PASSED_ON)
+@kind_option
+@memory_option
+@out_option
+@env_option
+@fresh_option
+@click.option("--deadline", "deadline_s", default=300.0, show_default=True, help="Seconds until it is ended.")
+@click.option("--drive", "drives", multiple=True, help="For tcg, an NVMe drive: MIB, or MIB,zone=MIB for a zoned one.")
+@format_option
+@click.argument("command", nargs=-1, required=True)
+def run(
+    kind: Kind | None,
+    memory_mib: int | None,
+    out: Path | None,
+    variables: tuple[str, ...],
+    fresh: bool,
+    deadline_s: float,
+    drives: tuple[str, ...],
+    output_format: str,
+    command: tuple[str, ...],
+) -> None:
+    """Run COMMAND in the guest that is up, else in one of its own. Exits as COMMAND does.
+
+    With --format json, prints one object with the exit code, the times and the output's last MiB.
+    """
+    guest_run = _guest_run(command, kind, memory_mib, out, variables, deadline_s, drives)
+    kept = None if fresh else _kept(kind, memory_mib, out, drives)
+    sys.exit(_run(guest_run, kept, output_format))
+
+
+@lab.command()
+@kind_option
+@memory_option
+@out_option
+@env_option
+@fresh_option
+@format_option
+def shell(
+    kind: Kind | None,
+    memory_mib: int | None,
+    out: Path | None,
+    variables: tuple[str, ...],
+    fresh: bool,
+    output_format: str,
+) -> None:
+    """Open a shell in the guest that is up, else in one of its own. Exits as the shell does."""
+    from dataclasses import replace
+
+    from meshfusion.tools.lab.commands import terminal_size
+
+    if not sys.stdin.isatty():
+        raise click.UsageError("a shell needs a terminal; for scripts: mfctl lab run -- COMMAND")
+    guest_run = _guest_run(("/bin/bash", "-l"), kind, memory_mib, out, variables, SHELL_DEADLINE_S, ())
+    kept = None if fresh else _kept(kind, memory_mib, out, ())
+    sys.exit(_run(replace(guest_run, terminal=terminal_size()), kept, output_format))
+
+
+@lab.command()
+@kind_option
+@memory_option
+@out_option
+@click.option(
+    "--lifetime", "lifetime_s", default=DEFAULT_LIFETIME_S, show_default=True, help="Seconds it lives at most."
+)
+@format_option
+def up(kind: Kind | None, memory_mib: int | None, out: Path | None, lifetime_s: float, output_format: str) -> None:
+    """Keep a guest running in the background, for run and shell."""
+    from meshfusion.tools.lab.background import bring_up
+    from meshfusion.tools.lab.guest import ready_machine
+    from meshfusion.tools.lab.keeper import already_up, keeper_lives
+
+    state = _state()
+    if keeper_lives(state):
+        raise already_up()
+    guest_run = _guest_run((), kind, memory_mib, out or state / "out", (), lifetime_s, ())
+    ready_machine(guest_run.kind)  # here, where its progress is seen
+    began = time.monotonic()
+    kept = bring_up(state, guest_run)
+    fields = {
+        "kind": kept.kind,
+        "kernel": kept.release,
+        "memory_mib": kept.memory_mib,
+        "out": kept.out,
+        "pid": kept.pid,
+        "boot_s": round(time.monotonic() - began, 2),
+        "expires_unix_s": round(kept.expires_unix_s),
+    }
+    _report(fields, output_format)
+
+
+@lab.command()
+@format_option
+def down(output_format: str) -> None:
+    """End the guest in the background, and what runs in it."""
+    from meshfusion.tools.lab.background import bring_down
+
+    _report({"ended": "a guest" if bring_down(_state()) else "nothing: none was up"}, output_format)
+
+
+def _state() -> Path:
+    return Places(default_cache()).guest
+
+
+def _kept(kind: Kind | None, memory_mib: int | None, out: Path | None, drives: tuple[str, ...]) -> KeptGuest | None:
+    """The guest that is up, if these options allow it."""
+    from meshfusion.tools.lab.keeper import kept_guest
+
+    kept = kept_guest(_state())
+    options = {"--kind": kind, "--memory": memory_mib, "--out": out, "--drive": drives}
+    given = [name for name, value in options.items() if value]
+    if kept is not None and given and (given != ["--kind"] or kind != kept.kind):
+        raise click.UsageError(f"a guest is up, and {', '.join(given)} cannot change it: add --fresh, or end it first")
+    return kept
+
+
+def _guest_run(
+    command: tuple[str, ...],
+    kind: Kind | None,
+    memory_mib: int | None,
+    out: Path | None,
+    variables: Iterable[str],
+    deadline_s: float,
+    drives: Iterable[str],
+) -> GuestRun:
+    from meshfusion.tools.lab.guest import DEFAULT_MEMORY_MIB, GuestRun
+
+    return GuestRun(
+        command,
+        kind=kind or "uml",
+        environment=dict(_variable(text) for text in variables),
+        output_directory=out,
+        memory_mib=memory_mib or DEFAULT_MEMORY_MIB,
+        deadline_s=deadline_s,
+        drives=tuple(parse_drive(text) for text in drives),
+    )
+
+
+def _variable(text: str) -> tuple[str, str]:
+    name, given, value = text.partition("=")
+    if given:
+        return name, value
+    if name not in os.environ:
+        raise click.BadParameter(f"{name} is not set here; give its value: {name}=VALUE", param_hint="--env")
+    return name, os.environ[name]
+
+
+def parse_drive(text: str) -> EmulatedDrive:
+    """``256`` or ``256,zone=16``."""
+    from meshfusion.tools.lab.qemu import EmulatedDrive
+
+    size, _, zone = text.partition(",zone=")
+    if not size.isdigit() or not (zone or "0").isdigit() or ("," in text and not zone):
+        raise click.BadParameter(f"{text!r} is not MIB or MIB,zone=MIB", param_hint="--drive")
+    size_mib, zone_mib = int(size), int(zone or 0)
+    if not size_mib or (zone_mib and size_mib % zone_mib):
+        raise click.BadParameter(f"{text!r}: the size must be a positive number of whole zones", param_hint="--drive")
+    return EmulatedDrive(size_mib, zone_mib=zone_mib)
+
+
+def _run(guest_run: GuestRun, kept: KeptGuest | None, output_format: str) -> int:
+    from meshfusion.tools.lab.background import run_in_background_guest
+    from meshfusion.tools.lab.commands import OutputTail, to_own_streams
+    from meshfusion.tools.lab.guest import run_guest
+
+    tail = OutputTail(MAX_REPORTED_BYTES)
+    sink = tail if output_format == "json" else to_own_streams
+    boot_s = 0.0
+    if kept is not None:
+        code, run_s = run_in_background_guest(kept, guest_run, sink)
+    else:
+        result = run_guest(guest_run, sink=sink)
+        code, boot_s, run_s = result.exit_code, result.boot_s, result.run_s
+    if output_format == "json":
+        command = shlex.join(guest_run.command)
+        times = {"boot_s": round(boot_s, 3), "run_s": round(run_s, 3)}
+        print_json({"command": command, "exit_code": code, **times, "stdout": tail.stdout, "stderr": tail.stderr})
+    return code
+
+
+def _report(fields: dict[str, object], output_format: str) -> None:
+    if output_format == "json":
+        print_json(fields)
+    else:
+        print_fields(fields.items())
