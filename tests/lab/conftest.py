@@ -1,4 +1,4 @@
-"""The guests are being built: these tests need a kernel that takes minutes to make, and have not run to their end."""
+"""The guests are being built: these tests need a kernel that takes minutes to make, and have not run to the end."""
 
 from __future__ import annotations
 
