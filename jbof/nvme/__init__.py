@@ -9,7 +9,7 @@ little-endian. Figures and sections are cited as
 
 Fields keep the names that they have there; what is derived from them has a name in words and a unit.
 
-Above the codecs, being built and used by nothing yet, from the wire up and without I/O, clock or randomness of their own:
+Above the codecs, from the wire up, without I/O, clock or randomness of their own (being built, used by nothing yet):
 
 - :mod:`.queue`: one queue pair, and the truth about what became of each command;
 - :mod:`.association`: the queue pairs of one controller, from Connect to the last one's death, with the procedures
