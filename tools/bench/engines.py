@@ -59,7 +59,7 @@ def engine_task(
         token_ids=token_ids,
         answer_tokens=ANSWER_TOKENS,
         ask_again=ask_again,
-        max_model_len=len(token_ids) + 128,
+        max_model_len=len(token_ids) + 64,  # 8,064 tokens and one must fit into a model of 8,192
         kv_cache_gib=KV_CACHE_GIB,
         kv_transfer_config=kv_transfer_config,
         report_fd=-1,
