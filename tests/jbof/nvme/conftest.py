@@ -14,6 +14,7 @@ UNFINISHED = (
     "test_memory",
     "test_queue",
     "test_queue_machine",
+    "test_rdma",
     "test_rdma_events",
     "test_rdma_link",
     "test_simulation",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from types import SimpleNamespace
 from typing import Any
 
 
@@ -34,6 +35,9 @@ class FakeVerbs:
         self.access_flags: Any = None
         self.max_inline_bytes = 64
         self.dev_name = "rxe0"
+        self.address: dict[str, Any] = {}
+        self.access = 0
+        self.capsules: FakeMr
 
     def do(self, what: str) -> None:
         if what in self.fails:
@@ -41,6 +45,15 @@ class FakeVerbs:
         self.log.append(what)
 
     # The names below are pyverbs'.
+
+    RDMA_PS_TCP = 6
+
+    def AddrInfo(self, **fields: Any) -> dict[str, Any]:
+        self.address = fields
+        return fields
+
+    def PD(self, context: Any) -> FakePd:
+        return FakePd(self)
 
     def CMID(self, creator: Any) -> FakeCmid:
         return FakeCmid(self)
@@ -53,7 +66,10 @@ class FakeVerbs:
             raise FakeVerbsError("too much inline data")
         return FakeQp(self)
 
-    def MR(self, pd: Any, length: int, access: int) -> FakeMr:
+    def MR(self, pd: Any, length: int, access: int, address: int = 0) -> FakeMr:
+        if address:
+            self.do("register")
+        self.access = access
         return FakeMr(self, length)
 
     def QPCap(self, **fields: Any) -> dict[str, Any]:
@@ -77,6 +93,14 @@ class FakeVerbs:
     def ConnParam(self, **fields: Any) -> FakeParameters:
         self.parameters = fields
         return FakeParameters(fields)
+
+
+class FakePd:
+    def __init__(self, verbs: FakeVerbs) -> None:
+        self._verbs = verbs
+
+    def close(self) -> None:
+        self._verbs.do("close pd")
 
 
 class FakeParameters:
@@ -116,7 +140,7 @@ class FakeMr:
         self.buf, self.lkey, self.rkey = id(self.data), 1, 2
         self.name = "capsules" if length > 4096 else "responses"
         if self.name == "capsules":
-            verbs.capsules = self  # type: ignore[attr-defined]
+            verbs.capsules = self
 
     def write(self, data: bytes, length: int, offset: int) -> None:
         self.data[offset : offset + length] = data
@@ -158,7 +182,7 @@ class FakeQp:
 
     def post_send(self, work: FakeWork) -> None:
         self._verbs.do("send")
-        capsules: FakeMr = self._verbs.capsules  # type: ignore[attr-defined]
+        capsules = self._verbs.capsules
         offset = work.sg_list.addr - capsules.buf
         self._verbs.sent.append(
             (work.wr_id, bytes(capsules.data[offset : offset + work.sg_list.length]), work.send_flags)
@@ -171,6 +195,10 @@ class FakeQp:
 class FakeCmid:
     def __init__(self, verbs: FakeVerbs) -> None:
         self._verbs = verbs
+
+    @property
+    def context(self) -> SimpleNamespace:
+        return SimpleNamespace(name="rxe0")
 
     @property
     def dev_name(self) -> str:
