@@ -87,13 +87,15 @@ class EngineProcess:
 
 
 @contextmanager
-def engine_process(task: EngineTask, log: Path, note: Callable[[str], None]) -> Iterator[EngineProcess]:
+def engine_process(
+    task: EngineTask, log: Path, note: Callable[[str], None], *, environment: Mapping[str, str] | None = None
+) -> Iterator[EngineProcess]:
     """One engine process for ``task``; it lives until the block ends, which then waits for its orderly end."""
     command = [sys.executable, "-m", "meshfusion.tools.quickstart_engine"]
-    with reporting_process(command, lambda fd: EngineTask(**{**asdict(task), "report_fd": fd}).to_json(), log) as (
-        process,
-        report,
-    ):
+    reporting = reporting_process(
+        command, lambda fd: EngineTask(**{**asdict(task), "report_fd": fd}).to_json(), log, environment=environment
+    )
+    with reporting as (process, report):
         yield EngineProcess(process, report, log, note)
 
 

@@ -2,143 +2,49 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
 from meshfusion.dpu.api import types as api
 from meshfusion.dpu.api.limits import MAX_ITEMS
-from meshfusion.dpu.api.liveness import create_liveness, hold_liveness, take_liveness_away
 from meshfusion.dpu.pool import Pool, PoolOptions, create_pool
-from meshfusion.host import pool_client, pool_standing
-from meshfusion.host.pool_client import PoolClient
 from meshfusion.host.pool_events import (
     NOTHING_STORED,
     Attached,
     Committed,
-    Event,
     GrantedRun,
     LeasesLost,
     Matched,
     Reserved,
     ReserveFailed,
-    ReserveWish,
     StoredPrefix,
 )
-from meshfusion.jbof.errors import MediaError, ServiceUnavailableError, StaleHolderError
+from meshfusion.jbof.errors import ServiceUnavailableError, StaleHolderError
 from tests.host.support.chunk_records import make_records, number_key
 from tests.host.support.controlled_service import ControlledService, refusal, stale, unavailable
+from tests.host.support.pool_client_rig import (
+    CHUNK_TOKENS,
+    IDENTITY,
+    OTHER_IDENTITY,
+    SHARD,
+    UNITS,
+    Rig,
+    attached,
+    grant,
+    granted,
+    keys,
+    reserve,
+    wish,
+)
 from tests.host.support.waiting import until
 
-IDENTITY = b"\x11" * 32
-OTHER_IDENTITY = b"\x22" * 32
-CHUNK_TOKENS = 64
-SHARD = api.ShardSize(0, 32_768, 4)
-E = TypeVar("E")
-
-
-@pytest.fixture(autouse=True)
-def _quick_reattach(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool_standing, "REATTACH_FIRST_S", 0.01)
-    monkeypatch.setattr(pool_standing, "REATTACH_MAX_S", 0.05)
-
-
-def make_client(service: api.ChunkService) -> PoolClient:
-    return PoolClient(service, identity=IDENTITY, engine_version="0.32.0", chunk_tokens=CHUNK_TOKENS, shard=SHARD)
-
-
-class Rig:
-    def __init__(self, service: api.ChunkService) -> None:
-        self.client = make_client(service)
-        self.attachment = self.client.start()
-        self.events: list[Event] = []
-
-    def expect(self, kind: type[E] | tuple[type[E], ...], match: Callable[[E], bool] = lambda event: True) -> E:
-        """The next event of ``kind``; others stay."""
-
-        def look() -> E | None:
-            self.events += self.client.take_events()
-            for event in self.events:
-                if isinstance(event, kind) and match(event):
-                    self.events.remove(event)
-                    return event
-            return None
-
-        found = until(look, what=f"for {kind}")
-        assert found is not None
-        return found
-
-    def match(self, keys: tuple[bytes, ...] | None, *, attempt: int = 1, deadline_s: float = 5.0) -> Matched:
-        self.client.match("r", attempt, lambda: keys, time.monotonic() + deadline_s)
-        return self.expect(Matched, lambda event: event.attempt == attempt)
-
-
-@pytest.fixture
-def service(tmp_path: Path) -> ControlledService:
-    made = ControlledService(tmp_path)
-    made.chunks = {c.key: c for c in make_records(3, block_tokens=16, blocks_per_chunk=4, identity=IDENTITY)}
-    return made
-
-
-@contextlib.contextmanager
-def attached(service: api.ChunkService) -> Iterator[Rig]:
-    rig = Rig(service)
-    try:
-        first = rig.expect(Attached)
-        assert first.attachment == rig.attachment
-        yield rig
-    finally:
-        if isinstance(service, ControlledService):
-            service.fails.clear()
-            for hold in service.holds.values():
-                hold.set()
-        rig.client.close()
-
-
-def keys(count: int) -> tuple[bytes, ...]:
-    return tuple(number_key(i) for i in range(count))
-
-
-def wish(
-    run_id: int, *numbers: int, identity: bytes = IDENTITY, position: int = 0, has_keys: bool = True
-) -> ReserveWish:
-    """For the chunks with these numbers; for the one with the run's number when there are none."""
-    made = tuple(number_key(number) for number in numbers or (run_id,))
-    return ReserveWish(run_id, identity, position, len(made), lambda: made if has_keys else None)
-
-
-def reserve(rig: Rig, *wishes: ReserveWish) -> list[Reserved | ReserveFailed]:
-    """The answers, in the order of the wishes."""
-    rig.client.reserve(wishes)
-    answers: dict[int, Reserved | ReserveFailed] = {}
-    for _ in wishes:
-        answer: Any = rig.expect((Reserved, ReserveFailed))
-        assert answer.run_id not in answers
-        answers[answer.run_id] = answer
-    return [answers[wish.run_id] for wish in wishes]
-
-
-def granted(answer: Reserved | ReserveFailed) -> GrantedRun:
-    assert isinstance(answer, Reserved)
-    assert answer.granted is not None
-    return answer.granted
-
-
-def grant(holder_id: str, *grant_ids: str, epoch: int = 1) -> GrantedRun:
-    """As if these grants had been given, for one chunk each."""
-    count = len(grant_ids)
-    extents = ((1, 0, 256, 9, 1),) * count
-    return GrantedRun(holder_id, epoch, IDENTITY, tuple(range(count)), keys(count), grant_ids, extents)
-
-
-UNITS = (b"d" * 8,) * 4
+pytestmark = pytest.mark.usefixtures("quick_reattach")
 
 
 # ---- lookups -------------------------------------------------------------------------------------------------------
@@ -461,150 +367,6 @@ def test_places_that_do_not_fit_the_question_are_given_back(
         service.reserve_reply = api.ReserveReply(results)
         assert reserve(rig, wish(1), wish(2)) == [ReserveFailed(1), ReserveFailed(2)]
         until(lambda: not results or not service.grants)
-
-
-# ---- identities and incarnations -----------------------------------------------------------------------------------
-
-
-def test_another_identity_is_another_incarnation(service: ControlledService) -> None:
-    with attached(service) as rig:
-        lease_id = rig.match(keys(2)).lease_id
-        rig.client.release((lease_id,))  # as the scheduler's reset does, just before
-        rig.client.attach_as(OTHER_IDENTITY)
-        assert rig.match(keys(2), attempt=2).stored == NOTHING_STORED
-        again = rig.expect(Attached).attachment
-        assert service.holders[again.holder_id].identity == OTHER_IDENTITY
-        until(lambda: not service.leases, what="for a lease to be released by the holder that got it")
-        assert rig.match(keys(2), attempt=3).stored == NOTHING_STORED  # these chunks are of the former identity
-        refused, answered = reserve(rig, wish(1), wish(2, identity=OTHER_IDENTITY))
-        assert refused == ReserveFailed(1)
-        assert granted(answered).identity == OTHER_IDENTITY
-
-
-def test_an_attachment_that_comes_after_the_identity_changed_is_given_back(service: ControlledService) -> None:
-    with attached(service) as rig:
-        service.holds["attach"] = threading.Event()
-        rig.client.attach_as(OTHER_IDENTITY)
-        until(lambda: len(service.calls["attach"]) == 2)
-        third = b"\x33" * 32
-        rig.client.attach_as(third)
-        service.holds["attach"].set()
-        again = rig.expect(Attached).attachment
-        assert service.holders[again.holder_id].identity == third
-        given_back = service.calls["attach"][1].incarnation
-        assert given_back not in service.holders
-        assert take_liveness_away(service.directory / f"{given_back}.alive")
-
-
-def test_an_earlier_incarnation_can_be_fenced_once_workers_have_left_it(service: ControlledService) -> None:
-    with attached(service) as rig:
-        former = Path(rig.attachment.liveness_path)
-        worker = hold_liveness(former)
-        service.restart()
-        rig.match(keys(1))
-        current = rig.expect(Attached).attachment
-        assert not take_liveness_away(former), "its worker may still write"
-        assert not take_liveness_away(Path(current.liveness_path))
-        os.close(worker)
-        assert take_liveness_away(former)
-
-
-def test_a_liveness_file_out_of_reach_at_start_is_an_error_and_leaves_nothing(service: ControlledService) -> None:
-    client = make_client(service)
-    service.directory = service.directory / "elsewhere"
-    service.directory.mkdir()
-    real_attach = service.attach
-
-    def attach_far_away(request: api.AttachRequest, *, deadline_s: float) -> api.Attachment:
-        return replace(real_attach(request, deadline_s=deadline_s), liveness_path="/nowhere/x.alive")
-
-    service.attach = attach_far_away  # type: ignore[method-assign]
-    with pytest.raises(MediaError):
-        client.start()
-    assert not service.holders
-    client.close()  # the engine shuts a half-started connector down
-    assert service.is_closed
-
-
-@pytest.mark.parametrize("error", [unavailable(), refusal(), RuntimeError("a bug")])
-def test_trouble_at_start_is_the_engines_to_hear(service: ControlledService, error: Exception) -> None:
-    service.fails["attach"] = error
-    client = make_client(service)
-    with pytest.raises(type(error)):
-        client.start()
-    client.close()
-
-
-def test_a_bug_while_attaching_again_does_not_end_the_attempts(service: ControlledService) -> None:
-    with attached(service) as rig:
-        service.fails["attach"] = RuntimeError("a bug")
-        service.restart()
-        rig.match(keys(1))
-        until(lambda: len(service.calls["attach"]) > 3)
-        service.fails.clear()
-        rig.expect(Attached)
-
-
-def test_closing_detaches_and_frees_the_liveness_lock(service: ControlledService) -> None:
-    with attached(service) as rig:
-        rig.client.close()
-        assert not service.holders
-        assert service.is_closed
-        assert take_liveness_away(Path(rig.attachment.liveness_path))
-        assert not [t for t in threading.enumerate() if t.name.startswith("meshfusion-") and t in rig.client._threads]
-        service.calls["detach"].clear()
-    assert service.calls["detach"] == []  # closed again by the fixture: nothing left to do
-
-
-@pytest.mark.parametrize("patience_s", [2.0, 0.01])
-def test_closing_while_an_attachment_is_being_made(
-    service: ControlledService, monkeypatch: pytest.MonkeyPatch, patience_s: float
-) -> None:
-    monkeypatch.setattr(pool_client, "CLOSE_DEADLINE_S", patience_s)
-    with attached(service) as rig:
-        service.holds["attach"] = threading.Event()
-        service.restart()
-        rig.match(keys(1))
-        until(lambda: len(service.calls["attach"]) == 2)
-        timer = threading.Timer(0.1, service.holds["attach"].set)
-        timer.start()
-        rig.client.close()
-        timer.join()
-        late = service.calls["attach"][1].incarnation
-        until(lambda: late in service.former, what="for the late attachment to be given back")
-        assert take_liveness_away(service.directory / f"{late}.alive")
-
-
-def test_queued_commits_are_carried_out_before_closing(service: ControlledService) -> None:
-    with attached(service) as rig:
-        for i in range(20):
-            service.grants[f"g{i}"] = rig.attachment.holder_id
-            rig.client.settle(grant(rig.attachment.holder_id, f"g{i}"), (UNITS,))
-        rig.client.close()
-        assert not service.grants
-
-
-# ---- liveness files ------------------------------------------------------------------------------------------------
-
-
-def test_liveness_of_two_processes_of_one_holder(tmp_path: Path) -> None:
-    path = tmp_path / "h.alive"
-    create_liveness(path)
-    first, second = hold_liveness(path), hold_liveness(path)
-    assert not take_liveness_away(path)
-    os.close(first)
-    assert not take_liveness_away(path)
-    os.close(second)
-    assert take_liveness_away(path)
-    assert take_liveness_away(path)  # gone is gone
-    with pytest.raises(MediaError, match="fenced"):
-        hold_liveness(path)
-
-
-def test_liveness_out_of_reach_is_a_typed_error(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(MediaError, match="out of reach"):
-        hold_liveness(tmp_path / "file" / "h.alive")
 
 
 # ---- the real pool -------------------------------------------------------------------------------------------------

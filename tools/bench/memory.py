@@ -20,6 +20,7 @@ import click
 
 from meshfusion.jbof.errors import ServiceError
 from meshfusion.tools.bench.engines import (
+    bench_engine,
     connector,
     default_model,
     embedded,
@@ -29,7 +30,7 @@ from meshfusion.tools.bench.engines import (
 )
 from meshfusion.tools.bench.processes import Memory, memory_of, session_processes
 from meshfusion.tools.bench.report import Progress, Report, Series, bench_options, run_bench
-from meshfusion.tools.engine_process import engine_process, wait_for_saves
+from meshfusion.tools.engine_process import wait_for_saves
 
 NONE, EMBEDDED, SERVICE = "no connector", "embedded", "service"
 FORMS = (NONE, EMBEDDED, SERVICE)
@@ -55,7 +56,7 @@ def main(rounds: int, output_format: str, work: Path, tokens: int, model: Path |
         half = prompt_of(folder, tokens // 2)
         log = directory / "fill.log"
         filled = directory / "filled-pool"
-        with engine_process(engine_task(folder, half, embedded(filled)), log, lambda text: None) as engine:
+        with bench_engine(engine_task(folder, half, embedded(filled)), log) as engine:
             engine.answer()
             wait_for_saves(filled, len(half), log, lambda text: None)
         found: dict[str, list[dict[str, Memory]]] = {form: [] for form in FORMS}
@@ -85,7 +86,7 @@ def measure_form(
     log = directory / f"{form.replace(' ', '-')}.log"
     with _surroundings(form, directory, pool) as (kv_transfer_config, service_pid):
         task = engine_task(model, prompt_of(model, tokens), kv_transfer_config)
-        with engine_process(task, log, lambda text: None) as engine:
+        with bench_engine(task, log) as engine:
             answer = engine.answer()
             if form != NONE:
                 wait_for_saves(pool, tokens, log, lambda text: None)

@@ -2,10 +2,14 @@
 
 Each round asks five fresh engine processes, all with the same options, prompt and warm-up: one without a connector,
 then for each of the two connectors one that fills its cache and one that finds it. The order of the two alternates.
+
+The ``fs`` tier reads through the page cache, which a restart of the engine leaves filled; ours goes around it. With
+``--page-cache dropped`` the files are dropped from it before the restart, as when they are more than fits into memory.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from collections.abc import Callable
@@ -16,10 +20,10 @@ from typing import Any
 import click
 
 from meshfusion.jbof.errors import ServiceError
-from meshfusion.tools.bench.engines import ask_once, default_model, embedded, engine_task, prompt_of
+from meshfusion.tools.bench.engines import ask_once, bench_engine, default_model, embedded, engine_task, prompt_of
 from meshfusion.tools.bench.report import Progress, Report, bench_options, run_bench
 from meshfusion.tools.bench.ttft import problems_of
-from meshfusion.tools.engine_process import Answer, engine_process, wait_for_saves
+from meshfusion.tools.engine_process import Answer, wait_for_saves
 from meshfusion.tools.quickstart_engine import EngineTask
 
 OURS, THEIRS, NONE = "MeshFusion", "OffloadingConnector+fs", "no connector"
@@ -45,8 +49,17 @@ class Peer:
 @click.option(
     "--peer-threads", default=16, show_default=True, help="Read and write threads of the fs tier (vLLM's 16)."
 )
+@click.option(
+    "--page-cache",
+    type=click.Choice(["kept", "dropped"]),
+    default="kept",
+    show_default=True,
+    help="What becomes of the stored files' page cache before the restart.",
+)
 @click.option("--model", type=click.Path(path_type=Path), help="Model folder instead of the quickstart's.")
-def main(rounds: int, output_format: str, work: Path, tokens: int, peer_threads: int, model: Path | None) -> None:
+def main(
+    rounds: int, output_format: str, work: Path, tokens: int, peer_threads: int, page_cache: str, model: Path | None
+) -> None:
     """TTFT after an engine restart, ours over theirs."""
 
     def measure(report: Report, directory: Path, progress: Progress) -> None:
@@ -63,7 +76,7 @@ def main(rounds: int, output_format: str, work: Path, tokens: int, peer_threads:
             cold[NONE].append(alone.ttft_s)
             for peer in peers if index % 2 == 0 else reversed(peers):
                 task = engine_task(folder, token_ids, peer.kv_transfer_config)
-                first, second = fill_and_find(report, directory, peer, task, alone, progress)
+                first, second = fill_and_find(report, directory, peer, task, alone, page_cache, progress)
                 cold[peer.name].append(first.ttft_s)
                 warm[peer.name].append(second.ttft_s)
                 if peer.name == OURS:
@@ -87,22 +100,30 @@ def main(rounds: int, output_format: str, work: Path, tokens: int, peer_threads:
         report.compare(series[OURS], series[NONE])
         report.compare(series[THEIRS], series[NONE])
 
-    settings = {"rounds": rounds, "tokens": tokens, "peer_threads": peer_threads}
+    settings = {"rounds": rounds, "tokens": tokens, "peer_threads": peer_threads, "page_cache": page_cache}
     run_bench("peer", work, output_format, settings, measure)
 
 
 def fill_and_find(
-    report: Report, directory: Path, peer: Peer, task: EngineTask, alone: Answer, progress: Progress
+    report: Report,
+    directory: Path,
+    peer: Peer,
+    task: EngineTask,
+    alone: Answer,
+    page_cache: str,
+    progress: Progress,
 ) -> tuple[Answer, Answer]:
     shutil.rmtree(peer.store, ignore_errors=True)
     label = peer.name.partition("+")[0]
     log = directory / f"{label}-cold.log"
-    with engine_process(replace(task, ask_again=True), log, lambda text: None) as engine:
+    with bench_engine(replace(task, ask_again=True), log) as engine:
         cold = engine.answer()
         asked_s = time.monotonic()
         stored_bytes = peer.wait_saved(peer.store, len(task.token_ids), log)
         save_s = time.monotonic() - asked_s
     progress(f"{peer.name}: cold {cold.ttft_s:.3f} s, {stored_bytes / 1e6:.1f} MB stored")
+    if page_cache == "dropped":
+        drop_page_cache(peer.store)
     warm = ask_once(task, directory / f"{label}-warm.log")
     progress(f"{peer.name}: after a restart {warm.ttft_s:.3f} s, {warm.cached_tokens} tokens reused")
     report.details.append(
@@ -142,6 +163,16 @@ def theirs(directory: Path, threads: int) -> Peer:
         },
     }
     return Peer(THEIRS, config, store, wait_for_files)
+
+
+def drop_page_cache(store: Path) -> None:
+    """Of all files under ``store``, which nobody maps any more. Unwritten pages cannot be dropped: written first."""
+    for path in store.rglob("*"):
+        if path.is_file():
+            fd = os.open(path, os.O_RDONLY)
+            os.fsync(fd)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(fd)
 
 
 def wait_for_files(store: Path, prompt_tokens: int, log: Path) -> int:

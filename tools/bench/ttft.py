@@ -8,9 +8,9 @@ from pathlib import Path
 
 import click
 
-from meshfusion.tools.bench.engines import default_model, embedded, engine_task, prompt_of
+from meshfusion.tools.bench.engines import bench_engine, default_model, embedded, engine_task, prompt_of
 from meshfusion.tools.bench.report import Progress, Report, bench_options, run_bench
-from meshfusion.tools.engine_process import Answer, engine_process, wait_for_saves
+from meshfusion.tools.engine_process import Answer, wait_for_saves
 
 
 @dataclass(slots=True)
@@ -53,11 +53,11 @@ def measure_pair(
     shutil.rmtree(pool, ignore_errors=True)
     task = engine_task(model, prompt_of(model, length), embedded(pool))
     log = directory / f"cold-{length}.log"
-    with engine_process(replace(task, ask_again=True), log, lambda text: None) as engine:
+    with bench_engine(replace(task, ask_again=True), log) as engine:
         cold = engine.answer()
         saved_bytes = wait_for_saves(pool, length, log, lambda text: None)
     progress(f"{length} tokens: cold {cold.ttft_s:.3f} s; warm")
-    with engine_process(task, directory / f"warm-{length}.log", lambda text: None) as engine:
+    with bench_engine(task, directory / f"warm-{length}.log") as engine:
         warm = engine.answer()
     progress(f"{length} tokens: warm {warm.ttft_s:.3f} s")
     loaded_bytes, load_s = int(warm.counters.get("loaded_bytes", 0)), warm.counters.get("load_us", 0.0) / 1e6

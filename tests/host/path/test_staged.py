@@ -2,131 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from meshfusion.dpu.api.types import Extent
-from meshfusion.host.path.kernel_mover import KernelMover
-from meshfusion.host.path.load_job import LoadJob, LoadResult, UnitRead
-from meshfusion.host.path.staged import ShardWrite, ShardWritten, StagedPath
-from meshfusion.jbof.digest import DigestKernels, load_kernels
-from meshfusion.jbof.errors import UnsupportedError
+from meshfusion.host.path.load_job import LoadResult, UnitRead
+from meshfusion.host.path.staged import StagedPath
+from meshfusion.jbof.digest import DigestKernels
 from meshfusion.jbof.format import (
     LBA_BYTES,
-    ChunkHeader,
-    decode_chunk_header,
-    header_lba_count,
-    shard_lba_count,
-    unit_lba_count,
 )
-from tests.host.support.data_files import UnrulyFile, media_error, open_new_file
-from tests.host.support.kv_memory import BLOCK_TOKENS, KvMemory, block_outermost, layer_outermost
-
-FIRST_LBA = 256
-MAX_UNITS = 8
-
-
-@pytest.fixture(scope="module")
-def kernels() -> DigestKernels:
-    return load_kernels(64 << 10)
-
-
-class Rig:
-    """A path over its own file and memory."""
-
-    def __init__(self, path: Path, kv: KvMemory, kernels: DigestKernels, **options: Any) -> None:
-        self.kv = kv
-        self.file: UnrulyFile = open_new_file(path, kind=UnrulyFile)
-        self.next_lba = FIRST_LBA
-        self.path = StagedPath(
-            self.file,
-            kv.memory,
-            kv.layout,
-            kernels,
-            lba_bytes=LBA_BYTES,
-            load_threads=options.pop("load_threads", 2),
-            read_bytes=options.pop("read_bytes", 64 << 10),
-            write_bytes=shard_lba_count(kv.layout.unit_bytes, MAX_UNITS) * LBA_BYTES,
-            **options,
-        )
-
-    def shard_write(self, save_id: int, block_ids: list[int]) -> ShardWrite:
-        lba_count = shard_lba_count(self.kv.layout.unit_bytes, len(block_ids))
-        lba, self.next_lba = self.next_lba, self.next_lba + lba_count
-        header = ChunkHeader(
-            pool_uuid=b"p" * 16,
-            identity=b"i" * 32,
-            key=save_id.to_bytes(32, "big"),
-            tenant="default",
-            group=0,
-            rank=0,
-            position_tokens=0,
-            token_count=BLOCK_TOKENS * len(block_ids),
-            segment=0,
-            generation=1,
-            lba=lba,
-            unit_bytes=self.kv.layout.unit_bytes,
-            unit_digests=(),
-        )
-        return ShardWrite((0, save_id), Extent(1, 0, lba, lba_count, 1), header, tuple(block_ids))
-
-    def written(self, count: int) -> dict[int, ShardWritten]:
-        results: dict[int, ShardWritten] = {}
-        end_s = time.monotonic() + 10
-        while len(results) < count:
-            assert time.monotonic() < end_s, "saves did not end"
-            for result in self.path.take_written():
-                _, save_id = result.save_id
-                assert save_id not in results
-                results[save_id] = result
-            time.sleep(0.001)
-        return results
-
-    def save(self, block_ids: list[int], save_id: int = 1) -> list[UnitRead]:
-        """Saves and returns how to read the units back, for the same blocks."""
-        write = self.shard_write(save_id, block_ids)
-        self.path.save([write])
-        digests = self.written(1)[save_id].unit_digests
-        assert digests is not None
-        return self.reads(write, digests)
-
-    def reads(self, write: ShardWrite, digests: tuple[bytes, ...]) -> list[UnitRead]:
-        unit_bytes = self.kv.layout.unit_bytes
-        first = write.extent.lba + header_lba_count(len(digests))
-        return [
-            UnitRead(first + i * unit_lba_count(unit_bytes), unit_bytes, block_id, digest)
-            for i, (block_id, digest) in enumerate(zip(write.block_ids, digests, strict=True))
-        ]
-
-
-def into(reads: list[UnitRead], block_ids: list[int]) -> list[UnitRead]:
-    return [UnitRead(r.lba, r.unit_bytes, b, r.digest) for r, b in zip(reads, block_ids, strict=True)]
-
-
-def wait(job: LoadJob, limit_s: float = 10.0) -> LoadResult:
-    end_s = time.monotonic() + limit_s
-    while (result := job.result(time.monotonic())) is None:
-        assert time.monotonic() < end_s, "the load did not end"
-        time.sleep(0.001)
-    return result
-
-
-@contextlib.contextmanager
-def rig(tmp_path: Path, kernels: DigestKernels, kv: KvMemory | None = None, **options: Any) -> Iterator[Rig]:
-    made = Rig(tmp_path / "data", kv or layer_outermost(), kernels, **options)
-    made.kv.fill(3)
-    try:
-        yield made
-    finally:
-        made.file.may_read.set()
-        made.file.may_write.set()
-        assert made.path.close()
+from tests.host.support.data_files import media_error
+from tests.host.support.kv_memory import block_outermost, layer_outermost
+from tests.host.support.staged_rig import MAX_UNITS, into, rig, wait
 
 
 @pytest.mark.parametrize("make_kv", [layer_outermost, block_outermost])
@@ -171,25 +62,6 @@ def test_layer_and_block_outermost_read_each_others_units(tmp_path: Path, kernel
         assert wait(reader.load(into(reads, [0, 9]), abandon_after_s=10)).failures == ()
         assert [reader_kv.unit(0), reader_kv.unit(9)] == expected
         assert reader.close()
-
-
-def test_the_header_on_the_medium_tells_what_was_written(tmp_path: Path, kernels: DigestKernels) -> None:
-    with rig(tmp_path, kernels) as r:
-        write = r.shard_write(9, [1, 2, 3])
-        r.path.save([write])
-        digests = r.written(1)[9].unit_digests
-        raw = (tmp_path / "data").read_bytes()[write.extent.lba * LBA_BYTES :]
-        header = decode_chunk_header(raw)
-        assert header.unit_digests == digests
-        assert (header.key, header.lba, header.unit_bytes) == (
-            write.header.key,
-            write.extent.lba,
-            r.kv.layout.unit_bytes,
-        )
-        # Between the end of a unit and its block boundary nothing of an earlier save may show.
-        slack = raw[LBA_BYTES + r.kv.layout.unit_bytes : 2 * LBA_BYTES]
-        assert slack
-        assert not any(slack)
 
 
 def test_a_flipped_bit_fails_exactly_its_unit(tmp_path: Path, kernels: DigestKernels) -> None:
@@ -383,86 +255,6 @@ def test_a_unit_larger_than_the_staging_wish(tmp_path: Path, kernels: DigestKern
         assert r.kv.unit(8) == expected
 
 
-# ---- saves that fail -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("error", [media_error("no space"), RuntimeError("a bug")])
-def test_a_write_error_fails_that_save_only(tmp_path: Path, kernels: DigestKernels, error: Exception) -> None:
-    with rig(tmp_path, kernels) as r:
-        writes = [r.shard_write(i, [i, i + 1]) for i in range(3)]
-        r.file.write_error[writes[1].extent.lba] = error
-        r.path.save(writes)
-        results = r.written(3)
-        assert [results[i].unit_digests is None for i in range(3)] == [False, True, False]
-        assert results[1].reason
-        assert r.file.flush_count == 1
-
-
-@pytest.mark.parametrize("error", [media_error("the flush failed"), RuntimeError("a bug")])
-def test_a_flush_error_fails_the_whole_batch(tmp_path: Path, kernels: DigestKernels, error: Exception) -> None:
-    with rig(tmp_path, kernels) as r:
-        r.file.flush_error = error
-        r.path.save([r.shard_write(i, [i]) for i in range(3)])
-        results = r.written(3)
-        assert all(result.unit_digests is None and result.reason for result in results.values())
-        r.file.flush_error = None
-        assert r.save([1], 9)  # the next batch is not affected
-
-
-def test_nothing_is_reported_before_it_is_flushed(tmp_path: Path, kernels: DigestKernels) -> None:
-    with rig(tmp_path, kernels) as r:
-        r.file.may_write.clear()
-        r.path.save([r.shard_write(1, [1])])
-        assert r.file.waiting_writers.acquire(timeout=5)
-        assert r.path.take_written() == []
-        assert r.file.flush_count == 0
-        r.file.may_write.set()
-        r.written(1)
-        assert r.file.flush_count == 1
-
-
-def test_an_extent_of_another_size_fails_the_save(tmp_path: Path, kernels: DigestKernels) -> None:
-    with rig(tmp_path, kernels) as r:
-        write = r.shard_write(1, [1, 2])
-        odd = Extent(1, 0, write.extent.lba, write.extent.lba_count + 1, 1)
-        r.path.save([ShardWrite((0, 1), odd, write.header, write.block_ids)])
-        assert r.written(1)[1].unit_digests is None
-
-
-# ---- closing -------------------------------------------------------------------------------------------------------
-
-
-def test_closing_reports_queued_saves_and_ends_queued_loads(tmp_path: Path, kernels: DigestKernels) -> None:
-    made = Rig(tmp_path / "data", layer_outermost(), kernels, load_threads=1)
-    reads = made.save([1])
-    made.file.may_write.clear()
-    made.file.may_read.clear()
-    made.path.save([made.shard_write(10, [1])])
-    made.path.save([made.shard_write(11, [2]), made.shard_write(12, [3])])
-    jobs = [made.path.load(into(reads, [7]), abandon_after_s=60) for _ in range(2)]
-    assert made.file.waiting_writers.acquire(timeout=5)
-    assert made.file.waiting_readers.acquire(timeout=5)
-    assert made.path.close(deadline_s=0.05) is False  # a write is in flight
-    assert not made.file.is_closed
-    made.file.may_write.set()
-    made.file.may_read.set()
-    assert made.path.close() is True
-    assert made.file.is_closed
-    results = made.written(3)
-    assert results[10].unit_digests is not None  # it was being written already
-    assert results[11].reason == results[12].reason == "the engine is shutting down"
-    ends = [job.result(time.monotonic()) for job in jobs]
-    assert all(end is not None for end in ends)
-    assert ends[1] is not None
-    assert ends[1].failures[0].reason == "the engine is shutting down"
-
-
-def test_closing_an_idle_path(tmp_path: Path, kernels: DigestKernels) -> None:
-    made = Rig(tmp_path / "data", layer_outermost(), kernels)
-    assert made.path.close()
-    assert made.file.is_closed
-
-
 # ---- many at once --------------------------------------------------------------------------------------------------
 
 
@@ -498,35 +290,3 @@ def test_many_jobs_of_any_size_at_once(tmp_path: Path, kernels: DigestKernels, s
             assert wait(job).failures == ()
             assert [r.kv.unit(block) for block in blocks] == [expected for _, expected in chosen]
         assert r.kv.untouched_except(before, list(range(80, 160)))
-
-
-# ---- the self-test's mover -----------------------------------------------------------------------------------------
-
-
-def test_the_kernel_mover_moves_what_loads_and_saves_move(kernels: DigestKernels) -> None:
-    kv, mover = layer_outermost(), KernelMover(kernels)
-    kv.fill(8)
-    expected, before = kv.unit(5), kv.memory.copy()
-    unit = np.zeros(kv.layout.unit_bytes, dtype=np.uint8)
-    mover.gather(kv.memory, kv.layout.run_offsets(5), kv.layout.run_bytes, unit)
-    assert unit.tobytes() == expected
-    assert np.array_equal(kv.memory, before)
-    mover.scatter(kv.memory, kv.layout.run_offsets(6), kv.layout.run_bytes, unit)
-    assert kv.unit(6) == expected
-    assert kv.untouched_except(before, [6])
-
-
-class _DisagreeingKernels(DigestKernels):
-    def digest_runs(self, *args: Any) -> bytes:
-        return b"\0" * 8
-
-
-def test_kernels_that_disagree_refuse_to_start(kernels: DigestKernels) -> None:
-    kv = layer_outermost()
-    kv.fill(8)
-    mover = KernelMover(_DisagreeingKernels(kernels._keys, kernels._kernels))
-    unit = np.zeros(kv.layout.unit_bytes, dtype=np.uint8)
-    with pytest.raises(UnsupportedError, match="disagree"):
-        mover.gather(kv.memory, kv.layout.run_offsets(5), kv.layout.run_bytes, unit)
-    with pytest.raises(UnsupportedError, match="disagree"):
-        mover.scatter(kv.memory, kv.layout.run_offsets(5), kv.layout.run_bytes, unit)
