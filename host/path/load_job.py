@@ -1,4 +1,4 @@
-"""One load under way, and the one promise that matters: after it is abandoned, nobody writes its memory."""
+"""One load under way, and the one promise that matters: once its outcome is told, nobody writes its memory."""
 
 from __future__ import annotations
 
@@ -35,63 +35,73 @@ class LoadResult:
 
 
 class LoadJob:
-    """One load under way. Device memory is written only between ``enter`` and ``leave``, never after abandoning."""
+    """One load under way. Device memory is written only between ``enter`` and ``leave``.
+
+    While anybody is in there, the outcome is not told, whatever was abandoned and whatever time has passed: whoever
+    has the outcome may give the memory to others.
+    """
 
     def __init__(self, units: Sequence[UnitRead], deadline_s: float, now_s: float) -> None:
         self.units = tuple(units)
         self.deadline_s = deadline_s
         self._started_s = now_s
         self._finished_s = now_s
-        self._state = threading.Condition()
+        self._lock = threading.Lock()
         self._open = set(range(len(self.units)))
         self._writing = 0
-        self._abandoned = False
+        self._abandoned_why = ""
         self._failures: list[UnitFailure] = []
 
     def result(self, now_s: float) -> LoadResult | None:
-        """The outcome, or None while it runs. Past its deadline the load is abandoned: what is missing has failed."""
-        with self._state:
+        """The outcome, or None while it runs or may still write. Never waits.
+
+        Past its deadline the load is abandoned: what is missing then has failed.
+        """
+        with self._lock:
             if self._open and now_s >= self.deadline_s:
                 self._abandon("abandoned: it ran over its time")
+            if self._writing:
+                return None
+            if self._abandoned_why:
+                self._fail_open_units()
             if self._open:
                 return None
             total = sum(unit.unit_bytes for unit in self.units)
             return LoadResult(total, self._finished_s - self._started_s, tuple(self._failures))
 
     def abandon(self, reason: str) -> None:
-        """After this returns, no thread writes the job's memory any more."""
-        with self._state:
+        """No more writing begins from here on; what is being written ends before the outcome is told."""
+        with self._lock:
             self._abandon(reason)
 
     def _abandon(self, reason: str) -> None:
-        self._abandoned = True
-        # A copy under way takes milliseconds and is waited for; a read under way is not: its bytes stay in staging.
-        self._state.wait_for(lambda: self._writing == 0)
-        for index in sorted(self._open):
-            self._failures.append(UnitFailure(index, False, reason))
+        self._abandoned_why = self._abandoned_why or reason
+
+    def _fail_open_units(self) -> None:
+        self._failures += [UnitFailure(index, False, self._abandoned_why) for index in sorted(self._open)]
         self._open.clear()
 
     @property
     def is_abandoned(self) -> bool:
-        return self._abandoned
+        return bool(self._abandoned_why)
 
     def enter(self) -> bool:
-        """Called by a path's thread before it writes device memory; False: it may not any more."""
-        with self._state:
-            if self._abandoned:
+        """Called by a path's thread before it writes device memory, or lets it be written; False: it may not."""
+        with self._lock:
+            if self._abandoned_why:
                 return False
             self._writing += 1
             return True
 
     def leave(self) -> None:
-        """The write that ``enter`` allowed is over."""
-        with self._state:
+        """The write that ``enter`` allowed is over: nobody can reach the memory through it any more."""
+        with self._lock:
+            assert self._writing > 0
             self._writing -= 1
-            self._state.notify_all()
 
     def done(self, indexes: range, outcomes: Sequence[UnitFailure | None]) -> None:
-        """The outcomes of some units; ignored when the load was abandoned before."""
-        with self._state:
+        """The outcomes of some units; ignored once the load's outcome was told."""
+        with self._lock:
             if not self._open:
                 return
             for index, failure in zip(indexes, outcomes, strict=True):

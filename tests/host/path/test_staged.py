@@ -195,7 +195,7 @@ def test_only_the_units_that_did_not_arrive_in_time_have_failed(tmp_path: Path, 
 
 
 def test_abandoned_at_any_moment(tmp_path: Path, kernels: DigestKernels) -> None:
-    """Also in the middle of a copy: memory stands still from the moment that abandoning returns."""
+    """Also in the middle of a copy: memory stands still from the moment that the outcome is told."""
     kv = block_outermost(blocks=40, layers=4, page_bytes=16_000)
     with rig(tmp_path, kernels, kv, load_threads=4, read_bytes=128 << 10) as r:
         reads = r.save(list(range(8)))
@@ -206,6 +206,7 @@ def test_abandoned_at_any_moment(tmp_path: Path, kernels: DigestKernels) -> None
             job = r.path.load(into(reads * 4, list(range(8, 40))), abandon_after_s=60)
             time.sleep(float(rng.uniform(0, 0.002)))
             job.abandon("now")
+            wait(job)
             before = r.kv.memory.copy()
             touched += bool(before[r.kv.byte_places[8:].ravel()].any())
             time.sleep(0.002)
