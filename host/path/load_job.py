@@ -88,7 +88,7 @@ class LoadJob:
     def enter(self) -> bool:
         """Called by a path's thread before it writes device memory, or lets it be written; False: it may not."""
         with self._lock:
-            if self._abandoned_why:
+            if self._abandoned_why or not self._open:
                 return False
             self._writing += 1
             return True

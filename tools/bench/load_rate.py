@@ -18,14 +18,14 @@ import click
 import numpy as np
 
 from meshfusion.host.kv.layout import GroupLayout
+from meshfusion.host.path.data_path import DataPath
 from meshfusion.host.path.load_job import UnitRead
-from meshfusion.host.path.staged import StagedPath
 from meshfusion.jbof.digest import DigestKernels, load_kernels
 from meshfusion.jbof.errors import MediaError
 from meshfusion.jbof.format import LBA_BYTES
 from meshfusion.jbof.media.buffer import AlignedBuffer
 from meshfusion.jbof.media.file import DataFile, create_data_file, open_data_file
-from meshfusion.tools.bench.load_rate_data import READ_BYTES, SHAPES, Filled, Shape, fill, staged_path
+from meshfusion.tools.bench.load_rate_data import READ_BYTES, SHAPES, Filled, Shape, fill, opened_path
 from meshfusion.tools.bench.report import Progress, Report, bench_options, run_bench
 
 LOAD_DEADLINE_S = 600.0
@@ -137,14 +137,14 @@ def load_rate(
     threads: int,
 ) -> float:
     """GB/s of payload, in KV memory and proven. Raises MediaError when a unit fails."""
-    with staged_path(path, layout, kernels, memory, threads=threads) as staged:
+    with opened_path(path, layout, kernels, memory, threads=threads) as staged:
         _wait(staged, filled.units[: threads * 4])  # each thread's staging exists before the clock starts
         started_s = time.perf_counter()
         _wait(staged, filled.units)
         return filled.payload_bytes / (time.perf_counter() - started_s) / 1e9
 
 
-def _wait(staged: StagedPath, units: tuple[UnitRead, ...]) -> None:
+def _wait(staged: DataPath, units: tuple[UnitRead, ...]) -> None:
     job = staged.load(units, abandon_after_s=LOAD_DEADLINE_S)
     while (result := job.result(time.monotonic())) is None:
         time.sleep(0.001)

@@ -13,8 +13,10 @@ import numpy as np
 
 from meshfusion.dpu.api.types import Extent
 from meshfusion.host.kv.layout import GroupLayout
+from meshfusion.host.path.data_path import DataPath
 from meshfusion.host.path.load_job import UnitRead
-from meshfusion.host.path.staged import ShardWrite, ShardWritten, StagedPath
+from meshfusion.host.path.shards import ShardWrite, ShardWritten
+from meshfusion.host.path.staged import staged_path
 from meshfusion.jbof.digest import DigestKernels
 from meshfusion.jbof.errors import MediaError
 from meshfusion.jbof.format import (
@@ -94,7 +96,7 @@ def fill(
         block_ids = tuple((first + i) % layout.block_count for i in range(units_per_chunk))
         extent = Extent(1, 0, chunk * chunk_lbas, chunk_lbas, 1)
         writes.append(ShardWrite((0, chunk), extent, _header(shape, extent), block_ids))
-    with staged_path(path, layout, kernels, memory, threads=1, write_bytes=chunk_lbas * LBA_BYTES) as staged:
+    with opened_path(path, layout, kernels, memory, threads=1, write_bytes=chunk_lbas * LBA_BYTES) as staged:
         staged.save(writes)
         written: dict[tuple[int, int], ShardWritten] = {}
         while len(written) < len(writes):
@@ -136,7 +138,7 @@ def _header(shape: Shape, extent: Extent) -> ChunkHeader:
 
 
 @contextmanager
-def staged_path(
+def opened_path(
     path: Path,
     layout: GroupLayout,
     kernels: DigestKernels,
@@ -144,8 +146,8 @@ def staged_path(
     *,
     threads: int,
     write_bytes: int = LBA_BYTES,
-) -> Iterator[StagedPath]:
-    staged = StagedPath(
+) -> Iterator[DataPath]:
+    staged = staged_path(
         open_data_file(path, writable=True, direct=DirectMode.AUTO),
         memory,
         layout,

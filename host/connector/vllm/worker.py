@@ -31,9 +31,11 @@ from meshfusion.host.kv.layout import backing_memory, derive_layout
 from meshfusion.host.kv.selftest import run_selftest
 from meshfusion.host.kv.weights import FileDigester, processor_fact, weights_fact
 from meshfusion.host.path.cpus import engine_cpus
+from meshfusion.host.path.data_path import DataPath
 from meshfusion.host.path.kernel_mover import KernelMover
 from meshfusion.host.path.load_job import LoadJob, LoadResult, UnitFailure, UnitRead
-from meshfusion.host.path.staged import ShardWrite, ShardWritten, StagedPath
+from meshfusion.host.path.shards import ShardWrite, ShardWritten
+from meshfusion.host.path.staged import staged_path
 from meshfusion.jbof.digest import load_kernels
 from meshfusion.jbof.errors import FormatError, MeshFusionError
 from meshfusion.jbof.format import (
@@ -68,7 +70,7 @@ class WorkerSide:
         self._attachment: Attachment | None = None
         self._refused_holder_id = ""  # an attachment that this worker could not take up
         self._liveness: int | None = None  # held only while something is written: an idle engine holds up nobody
-        self._path: StagedPath | None = None
+        self._path: DataPath | None = None
         self._pool_uuid = ""
         self._jobs: dict[str, tuple[LoadOrder, LoadJob | LoadResult]] = {}
         self._runs: dict[int, _RunUnderWay] = {}  # being written, by run id
@@ -231,7 +233,7 @@ class WorkerSide:
         unit_bytes = self._layout.unit_bytes
         former, self._path = (
             self._path,
-            StagedPath(
+            staged_path(
                 data,
                 self._memory,
                 self._layout,

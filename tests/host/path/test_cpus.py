@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from meshfusion.host.path.cpus import engine_cpus
-from meshfusion.host.path.staged import StagedPath
+from meshfusion.host.path.staged import staged_path
 from meshfusion.jbof.digest import load_kernels
 from meshfusion.jbof.format import LBA_BYTES
 from tests.host.support.data_files import open_new_file
@@ -49,7 +49,7 @@ def test_the_threads_of_a_path_run_there(tmp_path: Path, is_given: bool) -> None
     bound = {min(ALLOWED)}
     os.sched_setaffinity(0, bound)
     try:
-        path = StagedPath(
+        path = staged_path(
             open_new_file(tmp_path / "data"),
             kv.memory,
             kv.layout,

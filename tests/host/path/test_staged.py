@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from meshfusion.host.path.load_job import LoadResult, UnitRead
-from meshfusion.host.path.staged import StagedPath
+from meshfusion.host.path.staged import staged_path
 from meshfusion.jbof.digest import DigestKernels
 from meshfusion.jbof.format import (
     LBA_BYTES,
@@ -49,7 +49,7 @@ def test_layer_and_block_outermost_read_each_others_units(tmp_path: Path, kernel
         raw = (tmp_path / "data").read_bytes()
         assert [raw[r.lba * LBA_BYTES :][: r.unit_bytes] for r in reads] == expected
         reader_kv = block_outermost()
-        reader = StagedPath(
+        reader = staged_path(
             writer.file,
             reader_kv.memory,
             reader_kv.layout,

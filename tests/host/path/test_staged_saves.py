@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from meshfusion.dpu.api.types import Extent
-from meshfusion.host.path.staged import ShardWrite
+from meshfusion.host.path.shards import ShardWrite
 from meshfusion.jbof.digest import DigestKernels
 from meshfusion.jbof.format import (
     LBA_BYTES,

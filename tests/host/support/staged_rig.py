@@ -10,7 +10,8 @@ from typing import Any
 
 from meshfusion.dpu.api.types import Extent
 from meshfusion.host.path.load_job import LoadJob, LoadResult, UnitRead
-from meshfusion.host.path.staged import ShardWrite, ShardWritten, StagedPath
+from meshfusion.host.path.shards import ShardWrite, ShardWritten
+from meshfusion.host.path.staged import staged_path
 from meshfusion.jbof.digest import DigestKernels
 from meshfusion.jbof.format import (
     LBA_BYTES,
@@ -33,7 +34,7 @@ class Rig:
         self.kv = kv
         self.file: UnrulyFile = open_new_file(path, kind=UnrulyFile)
         self.next_lba = FIRST_LBA
-        self.path = StagedPath(
+        self.path = staged_path(
             self.file,
             kv.memory,
             kv.layout,

@@ -1,0 +1,189 @@
+"""A path of one worker: its threads, the queues between them and the engine, and the way to the medium they use."""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from meshfusion.host.path.cpus import Cpus, use_cpus
+from meshfusion.host.path.load_job import LoadJob, UnitFailure, UnitRead
+from meshfusion.host.path.medium import Loader, Medium, Saver, WriteInDoubtError
+from meshfusion.host.path.shards import ShardWrite, ShardWritten, WriteFate
+from meshfusion.host.path.spans import Span, spans_of
+from meshfusion.jbof.errors import MeshFusionError
+
+logger = logging.getLogger("meshfusion.path")
+
+
+@dataclass(slots=True)
+class PathCounters:
+    loaded_bytes: int = 0
+    saved_bytes: int = 0
+    mismatches: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+class DataPath:
+    """Moves units of ``unit_bytes`` for one worker. It owns ``medium`` from now on.
+
+    ``close`` ends its threads; queued saves are then reported as failed, queued loads as abandoned. ``cpus``: where
+    the threads run (None: where their maker does).
+    """
+
+    def __init__(
+        self, medium: Medium, *, unit_bytes: int, lba_bytes: int, load_threads: int, cpus: Cpus | None = None
+    ) -> None:
+        self._medium = medium
+        self._unit_bytes = unit_bytes
+        self._unit_lbas = -(-unit_bytes // lba_bytes)
+        self._cpus = cpus
+        self._spans: queue.SimpleQueue[tuple[LoadJob, Span] | None] = queue.SimpleQueue()
+        self._writes: queue.SimpleQueue[tuple[ShardWrite, ...] | None] = queue.SimpleQueue()
+        self._written: queue.SimpleQueue[ShardWritten] = queue.SimpleQueue()
+        self._closing = threading.Event()
+        self.counters = PathCounters()
+        self.thread_cpus: list[Cpus] = []  # where each thread found itself, for people who look
+        self._threads = [
+            threading.Thread(target=self._load_loop, name=f"meshfusion-load-{i}", daemon=True)
+            for i in range(load_threads)
+        ]
+        self._threads.append(threading.Thread(target=self._save_loop, name="meshfusion-save", daemon=True))
+        self._threads_left = len(self._threads)
+        self._ending = threading.Lock()
+        for thread in self._threads:
+            thread.start()
+
+    # ---- loads ---------------------------------------------------------------------------------------------------
+
+    def load(self, units: Sequence[UnitRead], *, abandon_after_s: float) -> LoadJob:
+        """Start loading; poll the job for its result."""
+        now_s = time.monotonic()
+        job = LoadJob(units, now_s + abandon_after_s, now_s)
+        lbas = [unit.lba for unit in units]
+        for span in spans_of(lbas, unit_lbas=self._unit_lbas, read_lbas=self._medium.read_lbas):
+            self._spans.put((job, span))
+        return job
+
+    def _load_loop(self) -> None:
+        self._settle()
+        loader = self._medium.loader()
+        try:
+            while (part := self._spans.get()) is not None:
+                self._load_span(*part, loader)
+        finally:
+            loader.close()
+            self._thread_ends()
+
+    def _load_span(self, job: LoadJob, span: Span, loader: Loader) -> None:
+        if self._closing.is_set():
+            job.abandon("the engine is shutting down")
+        if job.is_abandoned:
+            return
+        indexes = range(span.first, span.first + span.unit_count)
+        outcomes: Sequence[UnitFailure | None]
+        try:
+            outcomes = loader.load(job, span)
+        except MeshFusionError as error:
+            outcomes = [UnitFailure(index, False, error.message) for index in indexes]
+        except Exception as error:  # a bug must fail the load, not the thread that later loads need
+            logger.exception("loading a span failed")
+            outcomes = [UnitFailure(index, False, repr(error)) for index in indexes]
+        with self.counters.lock:
+            self.counters.loaded_bytes += self._unit_bytes * sum(outcome is None for outcome in outcomes)
+            self.counters.mismatches += sum(outcome is not None and outcome.is_mismatch for outcome in outcomes)
+        job.done(indexes, outcomes)
+
+    # ---- saves ---------------------------------------------------------------------------------------------------
+
+    def save(self, writes: Sequence[ShardWrite]) -> None:
+        """Queue a batch; the blocks must stay pinned until :meth:`take_written` reports them."""
+        self._writes.put(tuple(writes))
+
+    def take_written(self) -> list[ShardWritten]:
+        """What has been written, and flushed, since the last call."""
+        taken = []
+        while not self._written.empty():
+            taken.append(self._written.get())
+        return taken
+
+    def _save_loop(self) -> None:
+        self._settle()
+        saver = self._medium.saver()
+        try:
+            while (batch := self._writes.get()) is not None:
+                for result in self._save_batch(batch, saver):
+                    self._written.put(result)
+        finally:
+            saver.close()
+            self._thread_ends()
+
+    def _save_batch(self, batch: tuple[ShardWrite, ...], saver: Saver) -> list[ShardWritten]:
+        results = [self._save_one(write, saver) for write in batch]
+        try:
+            saver.flush()  # rule 1: durable before anybody may commit
+        except MeshFusionError as error:
+            return [_not_durable(result, error.message) for result in results]
+        except Exception as error:  # whatever it was, nothing of this batch is known to be durable
+            logger.exception("flushing failed")
+            return [_not_durable(result, repr(error)) for result in results]
+        return results
+
+    def _save_one(self, write: ShardWrite, saver: Saver) -> ShardWritten:
+        if self._closing.is_set():
+            return _failed(write, "the engine is shutting down")
+        try:
+            digests = saver.write(write)
+        except WriteInDoubtError as error:
+            return ShardWritten(write.save_id, None, error.message, WriteFate.UNKNOWN)
+        except MeshFusionError as error:
+            return _failed(write, error.message)
+        except Exception as error:  # a bug must fail the save, not the thread that later saves need
+            logger.exception("writing a shard failed")
+            return _failed(write, repr(error))
+        with self.counters.lock:
+            self.counters.saved_bytes += self._unit_bytes * len(digests)
+        return ShardWritten(write.save_id, digests)
+
+    # ---- the threads ---------------------------------------------------------------------------------------------
+
+    def close(self, *, deadline_s: float = 5.0) -> bool:
+        """Stop the threads. True when all of them ended: no transfer is in flight any more, and the medium is closed.
+
+        Otherwise the last thread closes it when its transfer returns: a descriptor must not be reused under one.
+        """
+        self._closing.set()
+        self._writes.put(None)
+        for _ in self._threads[:-1]:
+            self._spans.put(None)
+        end_s = time.monotonic() + deadline_s
+        self._medium.interrupt(end_s)
+        for thread in self._threads:
+            thread.join(max(0.0, end_s - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def _settle(self) -> None:
+        if self._cpus is not None:
+            use_cpus(self._cpus)
+        self.thread_cpus.append(frozenset(os.sched_getaffinity(0)))
+
+    def _thread_ends(self) -> None:
+        with self._ending:
+            self._threads_left -= 1
+            if self._threads_left == 0:
+                self._medium.close()
+
+
+def _failed(write: ShardWrite, reason: str) -> ShardWritten:
+    return ShardWritten(write.save_id, None, reason, WriteFate.FAILED)
+
+
+def _not_durable(result: ShardWritten, reason: str) -> ShardWritten:
+    """Its batch could not be flushed. What is not known stays so."""
+    if result.fate is not WriteFate.DURABLE:
+        return result
+    return ShardWritten(result.save_id, None, reason, WriteFate.FAILED)
