@@ -22,16 +22,16 @@ from typing import Final
 from meshfusion.tools.lab.debian import Package, download, kernel_source, remembered
 from meshfusion.tools.lab.errors import LabError
 from meshfusion.tools.lab.host_steps import Steps, build_environment, only_one
+from meshfusion.tools.lab.kernel_changes import SourceChangeError, apply_changes
 from meshfusion.tools.lab.packages import UML_BUILD, ensure_packages
 from meshfusion.tools.lab.progress import Note
 
-RECIPE: Final = 1
+RECIPE: Final = 2
 """Increase when what this module does to the source changes."""
 
 KERNEL_VARIABLE: Final = "MESHFUSION_LAB_KERNEL"
 _BUILD_DEADLINE_S: Final = 3600.0
 _STEP_DEADLINE_S: Final = 600.0
-_TIMER_HZ: Final = 1000
 _BUILD_BYTES: Final = 3 << 30
 
 _UNUSED_SOURCE: Final = (
@@ -121,7 +121,10 @@ def build(package: Package, origin: Origin, fragment: str, cache: Path, note: No
     note(f"building {package.name} {package.version} for guests, once; about 10 minutes of one processor")
     with tempfile.TemporaryDirectory(prefix="building-", dir=cache) as work:
         tree = unpack(download(package, Path(work), steps), Path(work), steps)
-        raise_timer_rate(tree / "arch" / "um" / "Kconfig", steps)
+        try:
+            apply_changes(tree)
+        except SourceChangeError as error:
+            raise steps.failure("adapting the source", str(error)) from error
         configure(tree, fragment, steps)
         make = [*_make(tree), f"-j{len(os.sched_getaffinity(0))}", "linux"]
         steps.run(
@@ -163,15 +166,6 @@ def unpack(package_file: Path, work: Path, steps: Steps) -> Path:
     argv = ["tar", "-x", "-f", str(archive), "--strip-components=1", *excluded]
     steps.run("unpacking the source", argv, directory=tree, deadline_s=_STEP_DEADLINE_S)
     return tree
-
-
-def raise_timer_rate(kconfig: Path, steps: Steps) -> None:
-    """1000 Hz instead of the 100 that is fixed there: at 100, a poller that sleeps for a moment sleeps 10 ms."""
-    text = kconfig.read_text()
-    changed, count = re.subn(r"(?m)^(config HZ\n\tint\n\tdefault) 100$", rf"\1 {_TIMER_HZ}", text)
-    if count != 1:
-        raise steps.failure("raising the timer rate", f"{kconfig.name} of this version has no 'config HZ' as expected")
-    kconfig.write_text(changed)
 
 
 def configure(tree: Path, fragment: str, steps: Steps) -> None:

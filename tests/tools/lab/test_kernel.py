@@ -24,7 +24,6 @@ from meshfusion.tools.lab.kernel import (
     config_fragment,
     options,
     origin_of,
-    raise_timer_rate,
     uml_kernel,
     unmet_options,
 )
@@ -158,19 +157,6 @@ def test_the_fragment_names_each_option_once_and_every_group_says_why() -> None:
     for group in text.rstrip("\n").split("\n\n"):
         assert group.startswith("# ")
         assert re.fullmatch(r"(# .+\n)+(CONFIG_\w+=(y|n|\d+)\n)*", group + "\n"), group
-
-
-KCONFIG = "config HZ\n\tint\n\tdefault 100\n\nconfig NR_CPUS\n\tint\n\tdefault 100\n"
-
-
-def test_timer_rate(tmp_path: Path) -> None:
-    kconfig = tmp_path / "Kconfig"
-    kconfig.write_text(KCONFIG)
-    raise_timer_rate(kconfig, steps(tmp_path))
-    assert kconfig.read_text() == KCONFIG.replace("100", "1000", 1)
-    kconfig.write_text("config HZ\n\tint\n\tdefault 250\n")
-    with pytest.raises(LabError, match="no 'config HZ' as expected"):
-        raise_timer_rate(kconfig, steps(tmp_path))
 
 
 def test_compiled_files() -> None:
