@@ -122,6 +122,14 @@ class Initiator:
         return self._session.controller.info
 
     @property
+    def max_descriptors(self) -> int:
+        """Pieces of memory that one command may have. Raises while there is no connection."""
+        info = self.info
+        if info is None:
+            raise not_connected(self._settings.where)
+        return info.controller.max_sgl_descriptors
+
+    @property
     def inventory(self) -> Inventory:
         """Namespaces and how they are reached, as last read; empty while there is no connection."""
         return self._session.controller.inventory

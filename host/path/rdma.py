@@ -1,0 +1,263 @@
+"""The direct way: NVMe commands whose data is the engine's own KV memory, moved by the target's RDMA engine.
+
+Nothing is staged and no byte passes this host's processors, except for the proof: a loader digests what the
+destination holds when its reads have ended (rule 4).
+
+A read that is under way cannot be called back. So memory counts as being written (``LoadJob.enter``) from before the
+first command until the initiator says that nobody can reach it any more: the commands ended, or their queue pair is
+dead (rule 3, on the host's side). What happens to a write that is in doubt is the target's to say.
+"""
+
+from __future__ import annotations
+
+import logging
+import operator
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Final, Protocol
+
+import numpy as np
+
+from meshfusion.host.kv.layout import GroupLayout
+from meshfusion.host.path.cpus import Cpus
+from meshfusion.host.path.data_path import DataPath
+from meshfusion.host.path.load_job import LoadJob, UnitFailure
+from meshfusion.host.path.medium import WriteInDoubtError
+from meshfusion.host.path.proof import IsDigestRight, outcomes_of
+from meshfusion.host.path.shards import ShardWrite
+from meshfusion.host.path.spans import Span
+from meshfusion.jbof.digest import DigestKernels
+from meshfusion.jbof.errors import MeshFusionError, UnsupportedError
+from meshfusion.jbof.format import encode_chunk_header, header_lba_count
+from meshfusion.jbof.media.buffer import AlignedBuffer
+from meshfusion.jbof.nvme.memory import RegionPart, RegisteredRegion
+from meshfusion.jbof.nvme.pending import FateUnknownError, PendingTransfer
+
+logger = logging.getLogger("meshfusion.path")
+
+Memory = np.ndarray[tuple[int], np.dtype[np.uint8]]
+
+SAVE_TIMEOUT_S: Final = 30.0
+_ALARM_S: Final = 10.0
+
+
+class NamespaceInitiator(Protocol):
+    """What is used of :class:`~meshfusion.jbof.nvme.initiator.Initiator`."""
+
+    @property
+    def max_descriptors(self) -> int:
+        """Pieces of memory that one command may have."""
+        ...
+
+    def register_address(
+        self, address: int, length_bytes: int, *, writable: bool, owner: object
+    ) -> RegisteredRegion: ...
+
+    def begin_read(self, nsid: int, lba: int, memory: Sequence[RegionPart], *, timeout_s: float) -> PendingTransfer: ...
+
+    def begin_write(
+        self, nsid: int, lba: int, memory: Sequence[RegionPart], *, timeout_s: float
+    ) -> PendingTransfer: ...
+
+    def flush(self, nsid: int, *, timeout_s: float) -> None: ...
+
+    def close(self, *, timeout_s: float) -> None: ...
+
+
+def rdma_path(
+    initiator: NamespaceInitiator,
+    nsid: int,
+    memory: Memory,
+    layout: GroupLayout,
+    kernels: DigestKernels,
+    *,
+    lba_bytes: int,
+    load_threads: int,
+    read_bytes: int,
+    max_units: int,
+    cpus: Cpus | None = None,
+    is_digest_right: IsDigestRight = operator.eq,
+) -> DataPath:
+    """It owns ``initiator``. ``read_bytes``: what a load thread has under way; ``max_units``: of the largest shard.
+
+    Raises :class:`~meshfusion.jbof.errors.UnsupportedError` when the target cannot take commands for this layout, and
+    what registering ``memory`` raises. The initiator is closed then.
+    """
+    try:
+        check_layout(layout, lba_bytes, initiator.max_descriptors)
+        medium = RdmaMedium(initiator, nsid, memory, layout, kernels, lba_bytes, read_bytes, max_units, is_digest_right)
+    except MeshFusionError:
+        initiator.close(timeout_s=0.0)
+        raise
+    return DataPath(medium, unit_bytes=layout.unit_bytes, lba_bytes=lba_bytes, load_threads=load_threads, cpus=cpus)
+
+
+def check_layout(layout: GroupLayout, lba_bytes: int, max_descriptors: int) -> None:
+    """Can commands with ``max_descriptors`` pieces of memory move this layout's units?"""
+    is_aligned = layout.run_bytes % lba_bytes == 0
+    if is_aligned or max_descriptors > 1:
+        return
+    raise UnsupportedError(
+        f"the KV layout has runs of {layout.run_bytes} bytes, not whole blocks of {lba_bytes}, and the target takes "
+        "one piece of memory a command",
+        next_step="Use the staged path, a target that takes SGL lists (SPDK), or a larger engine block size.",
+    )
+
+
+class RdmaMedium:
+    """See :func:`rdma_path`."""
+
+    def __init__(
+        self,
+        initiator: NamespaceInitiator,
+        nsid: int,
+        memory: Memory,
+        layout: GroupLayout,
+        kernels: DigestKernels,
+        lba_bytes: int,
+        read_bytes: int,
+        max_units: int,
+        is_digest_right: IsDigestRight,
+    ) -> None:
+        self.initiator = initiator
+        self.nsid = nsid
+        self.memory = memory
+        self.layout = layout
+        self.kernels = kernels
+        self.lba_bytes = lba_bytes
+        self.max_units = max_units
+        self.is_digest_right = is_digest_right
+        unit_lbas = -(-layout.unit_bytes // lba_bytes)
+        self.read_lbas = max(unit_lbas, read_bytes // lba_bytes)
+        self._region = register(initiator, memory)
+        self._slack_bytes = unit_lbas * lba_bytes - layout.unit_bytes
+        # What a unit's last block holds behind it: read to nowhere, written as zeros.
+        self._sink = register(initiator, AlignedBuffer(lba_bytes).array) if self._slack_bytes else None
+        self._zeros = register(initiator, AlignedBuffer(lba_bytes).array) if self._slack_bytes else None
+
+    def parts_to_read(self, block_id: int) -> list[RegionPart]:
+        return self._parts(block_id, self._sink)
+
+    def parts_to_write(self, block_id: int) -> list[RegionPart]:
+        return self._parts(block_id, self._zeros)
+
+    def _parts(self, block_id: int, slack: RegisteredRegion | None) -> list[RegionPart]:
+        """A unit's memory in canonical order, whole blocks in all."""
+        run_bytes = self.layout.run_bytes
+        parts = [self._region.part(int(offset), run_bytes) for offset in self.layout.run_offsets(block_id)]
+        if slack is not None:
+            parts.append(slack.part(0, self._slack_bytes))
+        return parts
+
+    def loader(self) -> RdmaLoader:
+        return RdmaLoader(self)
+
+    def saver(self) -> RdmaSaver:
+        return RdmaSaver(self)
+
+    def interrupt(self, deadline_s: float) -> None:
+        """Ends what is under way, and every queue pair, so that loaders and savers that wait go on."""
+        try:
+            self.initiator.close(timeout_s=max(0.0, deadline_s - time.monotonic()) / 2)
+        except MeshFusionError:
+            logger.exception("queue pairs are left that may still reach the engine's memory")
+
+    def close(self) -> None:
+        """The regions went with the initiator."""
+
+
+class RdmaLoader:
+    """Keeps the contract of :class:`~meshfusion.host.path.medium.Loader`."""
+
+    def __init__(self, medium: RdmaMedium) -> None:
+        self._medium = medium
+
+    def load(self, job: LoadJob, span: Span) -> list[UnitFailure | None]:
+        """Each unit with commands of its own: what lies between units of a span is not read."""
+        medium = self._medium
+        units = job.units[span.first : span.first + span.unit_count]
+        if not job.enter():
+            return [None] * len(units)  # abandoned: whatever we say about them is not heard
+        transfers: list[PendingTransfer] = []
+        try:
+            for unit in units:
+                timeout_s = max(0.001, job.deadline_s - time.monotonic())
+                parts = medium.parts_to_read(unit.block_id)
+                transfers.append(medium.initiator.begin_read(medium.nsid, unit.lba, parts, timeout_s=timeout_s))
+            errors = [_error_of(transfer) for transfer in transfers]
+            digests = [
+                medium.kernels.digest_runs(
+                    medium.memory, medium.layout.run_offsets(unit.block_id), medium.layout.run_bytes
+                )
+                if error is None
+                else b""
+                for unit, error in zip(units, errors, strict=True)
+            ]
+        finally:
+            _wait_memory_free(transfers)
+            job.leave()
+        proven = outcomes_of(units, span.first, digests, medium.is_digest_right)
+        return [
+            outcome if error is None else UnitFailure(span.first + i, False, error.message)
+            for i, (error, outcome) in enumerate(zip(errors, proven, strict=True))
+        ]
+
+    def close(self) -> None: ...
+
+
+class RdmaSaver:
+    """Keeps the contract of :class:`~meshfusion.host.path.medium.Saver`."""
+
+    def __init__(self, medium: RdmaMedium) -> None:
+        self._medium = medium
+        self._header = AlignedBuffer(header_lba_count(medium.max_units, medium.lba_bytes) * medium.lba_bytes)
+        self._header_region = register(medium.initiator, self._header.array)
+
+    def write(self, shard: ShardWrite) -> tuple[bytes, ...]:
+        medium = self._medium
+        layout = medium.layout
+        digests = tuple(
+            medium.kernels.digest_runs(medium.memory, layout.run_offsets(block_id), layout.run_bytes)
+            for block_id in shard.block_ids
+        )
+        header = encode_chunk_header(replace(shard.header, unit_digests=digests), medium.lba_bytes)
+        self._header.view[: len(header)] = header
+        memory = [self._header_region.part(0, len(header))]
+        for block_id in shard.block_ids:
+            memory += medium.parts_to_write(block_id)
+        length_bytes = sum(part.length_bytes for part in memory)
+        assert length_bytes == shard.extent.lba_count * medium.lba_bytes, (length_bytes, shard.extent)
+        transfer = medium.initiator.begin_write(medium.nsid, shard.extent.lba, memory, timeout_s=SAVE_TIMEOUT_S)
+        error = _error_of(transfer)
+        if isinstance(error, FateUnknownError):
+            raise WriteInDoubtError(error.message, next_step=error.next_step) from error
+        if error is not None:
+            raise error
+        return digests
+
+    def flush(self) -> None:
+        self._medium.initiator.flush(self._medium.nsid, timeout_s=SAVE_TIMEOUT_S)
+
+    def close(self) -> None: ...
+
+
+def register(initiator: NamespaceInitiator, array: Memory) -> RegisteredRegion:
+    return initiator.register_address(array.ctypes.data, array.nbytes, writable=True, owner=array)
+
+
+def _error_of(transfer: PendingTransfer) -> MeshFusionError | None:
+    """When it has ended, and nobody can reach its memory any more."""
+    try:
+        transfer.wait()
+    except MeshFusionError as error:
+        _wait_memory_free([transfer])
+        return error
+    return None
+
+
+def _wait_memory_free(transfers: Iterable[PendingTransfer]) -> None:
+    """However long it takes: no time that passes makes it safe (rule 3)."""
+    for transfer in transfers:
+        while not transfer.wait_memory_free(_ALARM_S):
+            logger.error("a queue pair does not end: blocks of the engine are kept from use until it does")

@@ -1,0 +1,102 @@
+"""A namespace in memory behind the initiator's calls, with faults at will: it reads and writes registered addresses."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from meshfusion.jbof.errors import MediaError, MeshFusionError
+from meshfusion.jbof.format import LBA_BYTES
+from meshfusion.jbof.nvme.memory import RegionPart, RegisteredRegion
+from meshfusion.jbof.nvme.pending import PendingTransfer
+from meshfusion.jbof.nvme.sgl import RemoteMemory
+
+NSID = 7
+
+
+@dataclass
+class Held:
+    """A transfer whose end the test decides. ``land``: its data arrives now, wherever it goes."""
+
+    pending: PendingTransfer
+    land: Callable[[], None]
+
+
+@dataclass
+class MemoryNamespace:
+    """Keeps :class:`~meshfusion.host.path.rdma.NamespaceInitiator`."""
+
+    capacity_bytes: int
+    max_descriptors: int = 1
+    error: MeshFusionError | None = None  # of every transfer
+    holds: bool = False  # transfers stay under way until the test ends them
+    flush_error: MeshFusionError | None = None
+    medium: bytearray = field(init=False)
+    held: list[Held] = field(default_factory=list)
+    log: list[tuple[str, int]] = field(default_factory=list)
+    is_closed: bool = False
+    waiting: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+
+    def __post_init__(self) -> None:
+        self.medium = bytearray(self.capacity_bytes)
+        self._next_key = 100
+
+    def register_address(self, address: int, length_bytes: int, *, writable: bool, owner: object) -> RegisteredRegion:
+        assert writable
+        self._next_key += 1
+        return RegisteredRegion(RemoteMemory(address, length_bytes, self._next_key), owner, lambda: None)
+
+    def begin_read(self, nsid: int, lba: int, memory: Sequence[RegionPart], *, timeout_s: float) -> PendingTransfer:
+        return self._begin("read", nsid, lba, memory, timeout_s)
+
+    def begin_write(self, nsid: int, lba: int, memory: Sequence[RegionPart], *, timeout_s: float) -> PendingTransfer:
+        return self._begin("write", nsid, lba, memory, timeout_s)
+
+    def flush(self, nsid: int, *, timeout_s: float) -> None:
+        assert nsid == NSID
+        self.log.append(("flush", 0))
+        if self.flush_error is not None:
+            raise self.flush_error
+
+    def close(self, *, timeout_s: float) -> None:
+        """Queue pairs die: what is held is in doubt, and its memory free."""
+        self.is_closed = True
+        for held in self.held:
+            held.pending.doubt(gone())
+            held.pending.free_memory()
+        self.held.clear()
+
+    def _begin(self, what: str, nsid: int, lba: int, memory: Sequence[RegionPart], timeout_s: float) -> PendingTransfer:
+        assert nsid == NSID
+        pending = PendingTransfer(memory, time.monotonic() + timeout_s)
+        self.log.append((what, lba))
+        remotes = [part.remote for part in memory]
+
+        def land() -> None:
+            at = lba * LBA_BYTES
+            for remote in remotes:
+                if what == "read":
+                    data = bytes(self.medium[at : at + remote.length_bytes])
+                    ctypes.memmove(remote.address, data, remote.length_bytes)
+                else:
+                    self.medium[at : at + remote.length_bytes] = ctypes.string_at(remote.address, remote.length_bytes)
+                at += remote.length_bytes
+
+        if self.is_closed:
+            pending.end(gone())
+        elif self.error is not None:
+            pending.end(self.error)
+        elif self.holds:
+            self.held.append(Held(pending, land))
+            self.waiting.release()
+        else:
+            land()
+            pending.end()
+        return pending
+
+
+def gone() -> MediaError:
+    return MediaError("the connection is gone", next_step="connect again")
