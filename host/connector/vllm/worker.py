@@ -34,7 +34,7 @@ from meshfusion.host.path.cpus import engine_cpus
 from meshfusion.host.path.data_path import DataPath
 from meshfusion.host.path.kernel_mover import KernelMover
 from meshfusion.host.path.load_job import LoadJob, LoadResult, UnitFailure, UnitRead
-from meshfusion.host.path.shards import ShardWrite, ShardWritten
+from meshfusion.host.path.shards import ShardWrite, ShardWritten, WriteFate
 from meshfusion.host.path.staged import staged_path
 from meshfusion.jbof.digest import load_kernels
 from meshfusion.jbof.errors import FormatError, MeshFusionError
@@ -304,6 +304,8 @@ class WorkerSide:
 
     def _shard_written(self, shard: ShardWritten) -> None:
         run_id, index = shard.save_id
+        # Giving its place back would free space that a late write may still hit (rule 3). The staged path knows.
+        assert shard.fate is not WriteFate.UNKNOWN
         run = self._runs[run_id]
         run.shards[index] = shard
         if len(run.shards) == len(run.order.granted.indexes):
