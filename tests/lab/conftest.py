@@ -1,14 +1,54 @@
-"""The guests are being built: these tests need a kernel that takes minutes to make, and have not run to the end."""
+"""What the tests in guests share. The first of them builds the guest's kernel, if that is not there yet."""
 
 from __future__ import annotations
 
+import json
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from meshfusion.tools.lab.commands import OutputTail
+from meshfusion.tools.lab.guest import CONSOLE_LOG, GuestRun, ready_machine, run_guest
+from meshfusion.tools.lab.machine import Machine
+
+BUILD_TIMEOUT_S = 4000
+CASE_DEADLINE_S = 180.0
+
+RunScript = Callable[[str, str], dict[str, Any]]
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(Path(__file__).parent):
-            item.add_marker(pytest.mark.nightly)
+            item.add_marker(pytest.mark.timeout(BUILD_TIMEOUT_S))
+
+
+@pytest.fixture(scope="session")
+def uml() -> Machine:
+    return ready_machine("uml")
+
+
+@pytest.fixture
+def run_script(uml: Machine, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> RunScript:
+    """Runs a case of a script of this folder in a guest of its own; its report, which names nothing that is left."""
+
+    def run(script: str, case: str) -> dict[str, Any]:
+        tail = OutputTail(1 << 20)
+        command = (sys.executable, str(Path(__file__).parent / script), case)
+        guest_run = GuestRun(command, output_directory=tmp_path, deadline_s=CASE_DEADLINE_S)
+        result = run_guest(guest_run, machine=uml, sink=tail)
+        said = f"{tail.stdout}{tail.stderr}\n{(tmp_path / CONSOLE_LOG).read_text(errors='replace')}"
+        assert result.exit_code == 0, said
+        assert "BUG:" not in said
+        assert "WARNING:" not in said
+        with capsys.disabled():
+            print(f"\n{case}: boot {result.boot_s:.1f} s, run {result.run_s:.1f} s: {tail.stdout}", flush=True)
+        report: dict[str, Any] = json.loads(tail.stdout.splitlines()[-1])
+        assert report["left"] == []
+        return report
+
+    return run

@@ -22,11 +22,6 @@ from meshfusion.tools.lab.machine import Kind, Machine
 from meshfusion.tools.lab.qemu import EmulatedDrive
 
 SCRIPT = Path(__file__).parent / "guest_round_trips.py"
-BUILD_TIMEOUT_S = 4000
-"""The first test of all builds the kernel."""
-
-pytestmark = pytest.mark.timeout(BUILD_TIMEOUT_S)
-
 Show = Callable[[str], None]
 
 
@@ -39,11 +34,6 @@ def show(capsys: pytest.CaptureFixture[str]) -> Show:
             print(f"\n{text}", flush=True)
 
     return show
-
-
-@pytest.fixture(scope="module")
-def uml() -> Machine:
-    return ready_machine("uml")
 
 
 def run_case(case: str, kind: Kind, out: Path, machine: Machine, show: Show) -> dict[str, Any]:

@@ -2,49 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from meshfusion.tools.lab.commands import OutputTail
-from meshfusion.tools.lab.guest import CONSOLE_LOG, GuestRun, ready_machine, run_guest
-from meshfusion.tools.lab.machine import Machine
-
-SCRIPT = Path(__file__).parent / "guest_initiator.py"
-
-pytestmark = pytest.mark.timeout(4000)  # the first test of all builds the kernel
-
 RunCase = Callable[[str], dict[str, Any]]
+RunScript = Callable[[str, str], dict[str, Any]]
 
-
-@pytest.fixture(scope="module")
-def uml() -> Machine:
-    return ready_machine("uml")
+SCRIPT = "guest_initiator.py"
 
 
 @pytest.fixture
-def run_case(uml: Machine, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> RunCase:
-    """Runs one in a guest of its own; its report."""
-
-    def run(case: str) -> dict[str, Any]:
-        tail = OutputTail(1 << 20)
-        guest_run = GuestRun((sys.executable, str(SCRIPT), case), output_directory=tmp_path, deadline_s=180.0)
-        result = run_guest(guest_run, machine=uml, sink=tail)
-        said = f"{tail.stdout}{tail.stderr}\n{(tmp_path / CONSOLE_LOG).read_text(errors='replace')}"
-        assert result.exit_code == 0, said
-        assert "BUG:" not in said
-        assert "WARNING:" not in said
-        with capsys.disabled():
-            print(f"\n{case}, {result.run_s:.1f} s: {tail.stdout}", flush=True)
-        report: dict[str, Any] = json.loads(tail.stdout.splitlines()[-1])
-        assert report["left"] == []
-        return report
-
-    return run
+def run_case(run_script: RunScript) -> RunCase:
+    return lambda case: run_script(SCRIPT, case)
 
 
 def test_data_of_any_size_and_alignment(run_case: RunCase) -> None:

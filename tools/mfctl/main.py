@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 import click
 
 from meshfusion.jbof.errors import MeshFusionError
+from meshfusion.tools.lab.cli import lab
 from meshfusion.tools.mfctl.chunk_commands import chunk
 from meshfusion.tools.mfctl.config_commands import config
 from meshfusion.tools.mfctl.doctor_command import doctor
@@ -87,10 +88,10 @@ def _version() -> str:
 @click.group(cls=RootGroup, epilog=EXIT_CODES_HELP, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(_version(), prog_name="mfctl")
 def mfctl() -> None:
-    """Create, serve and inspect MeshFusion pools."""
+    """Create, serve and inspect MeshFusion pools; try RDMA without RDMA hardware."""
 
 
-for command in (pool, service, chunk, config, doctor):
+for command in (pool, service, chunk, config, doctor, lab):
     mfctl.add_command(command)
 
 meshfusion = RootCommand(

@@ -33,10 +33,10 @@ def commands(steps: object) -> list[str]:
 
 def test_dummy() -> None:
     assert commands(dummy_steps(9000)) == [
-        "ip link add dummy0 type dummy",
-        "ip address add 10.99.0.1/24 dev dummy0",
-        "ip link set dummy0 mtu 9000 up",
-        "rdma link add rxe0 type rxe netdev dummy0",
+        "ip link add roce0 type dummy",
+        "ip address add 10.99.0.1/24 dev roce0",
+        "ip link set roce0 mtu 9000 up",
+        "rdma link add rxe0 type rxe netdev roce0",
     ]
 
 
@@ -56,8 +56,8 @@ def test_a_path() -> None:
 
 
 def test_removal_leaves_what_is_not_ours() -> None:
-    steps = removal_steps(["rxe0", "mlx5_0"], ["lo", "eth0", "dummy0", "mfhost1", "mftarget1"])
-    assert commands(steps) == ["rdma link delete rxe0", "ip link delete dummy0", "ip link delete mfhost1"]
+    steps = removal_steps(["rxe0", "mlx5_0"], ["lo", "eth0", "roce0", "mfhost1", "mftarget1"])
+    assert commands(steps) == ["rdma link delete rxe0", "ip link delete roce0", "ip link delete mfhost1"]
 
 
 def test_shaping() -> None:

@@ -18,7 +18,7 @@ from meshfusion.tools.lab.guest_setup.steps import Run, Step, Write, carry_out, 
 MTU_BYTES: Final = 9000
 """Of the interface: soft-RoCE then uses its largest path MTU, 4096."""
 
-DUMMY: Final = "dummy0"
+DUMMY: Final = "roce0"  # not dummy0, which the kernel makes by itself
 DUMMY_ADDRESS: Final = "10.99.0.1"
 MAX_PATHS: Final = 64
 _CONF: Final = Path("/proc/sys/net/ipv4/conf")
