@@ -19,7 +19,8 @@ from typing import Any
 import torch
 
 from meshfusion.host.kv.canonical import canonical_json, normalised_hf_config
-from meshfusion.host.kv.layout import GroupLayout, layer_specs, page_order
+from meshfusion.host.kv.group_layout import GroupLayout
+from meshfusion.host.kv.layout import layer_specs, page_order
 from meshfusion.jbof.errors import UnsupportedError
 
 IDENTITY_SCHEMA = 1

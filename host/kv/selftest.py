@@ -14,7 +14,8 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from meshfusion.host.kv.layout import I64, U8, GroupLayout, page_order
+from meshfusion.host.kv.group_layout import I64, GroupLayout
+from meshfusion.host.kv.layout import U8, page_order
 from meshfusion.jbof.errors import UnsupportedError
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from meshfusion.host.kv.layout import I64, U8
+from meshfusion.host.kv.group_layout import I64
+from meshfusion.host.kv.layout import U8
 from meshfusion.jbof.digest import DigestKernels
 from meshfusion.jbof.errors import UnsupportedError
 

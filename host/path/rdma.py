@@ -19,7 +19,7 @@ from typing import Final, Protocol
 
 import numpy as np
 
-from meshfusion.host.kv.layout import GroupLayout
+from meshfusion.host.kv.group_layout import GroupLayout
 from meshfusion.host.path.cpus import Cpus
 from meshfusion.host.path.data_path import DataPath
 from meshfusion.host.path.load_job import LoadJob, UnitFailure

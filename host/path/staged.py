@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from meshfusion.host.kv.layout import GroupLayout
+from meshfusion.host.kv.group_layout import GroupLayout
 from meshfusion.host.path.cpus import Cpus
 from meshfusion.host.path.data_path import DataPath
 from meshfusion.host.path.load_job import LoadJob, UnitFailure

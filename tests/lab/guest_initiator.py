@@ -30,7 +30,6 @@ from meshfusion.jbof.nvme.io_commands import LbaRange
 from meshfusion.tools.lab.guest_setup.block import MemoryDevice, make_file_device, make_memory_device, remove_devices
 from meshfusion.tools.lab.guest_setup.links import (
     cut_path,
-    remove_links,
     restore_path,
     soft_roce_on_dummy,
     soft_roce_paths,
@@ -62,7 +61,8 @@ def exported(*devices: Path, hosts: tuple[str, ...] | None = None) -> Iterator[s
 
 
 def take_down() -> list[str]:
-    return [*remove_exports(), *remove_devices(), *remove_links()]
+    """Not the links: librdmacm keeps their devices open for as long as this process lives."""
+    return [*remove_exports(), *remove_devices()]
 
 
 def until(condition: Callable[[], object], timeout_s: float = 30.0) -> float:

@@ -17,7 +17,7 @@ from typing import Any
 import click
 import numpy as np
 
-from meshfusion.host.kv.layout import GroupLayout
+from meshfusion.host.kv.group_layout import GroupLayout
 from meshfusion.host.path.data_path import DataPath
 from meshfusion.host.path.load_job import UnitRead
 from meshfusion.jbof.digest import DigestKernels, load_kernels

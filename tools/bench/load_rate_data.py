@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from meshfusion.dpu.api.types import Extent
-from meshfusion.host.kv.layout import GroupLayout
+from meshfusion.host.kv.group_layout import GroupLayout
 from meshfusion.host.path.data_path import DataPath
 from meshfusion.host.path.load_job import UnitRead
 from meshfusion.host.path.shards import ShardWrite, ShardWritten

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from meshfusion.host.kv.layout import GroupLayout
+from meshfusion.host.kv.group_layout import GroupLayout
 
 U8 = npt.NDArray[np.uint8]
 BLOCK_TOKENS = 16

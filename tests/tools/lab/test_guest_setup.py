@@ -68,7 +68,7 @@ def test_shaping() -> None:
     ]
     assert commands(shaping_steps("v0", Shaping(rate_mbit=10)))[-1].endswith("handle 2: pfifo limit 10000")
     assert commands(shaping_steps("v0", Shaping(loss_percent=100))) == [
-        "tc qdisc replace dev v0 root handle 1: netem loss 100% limit 10000"
+        "tc qdisc replace dev v0 root handle 3: netem loss 100% limit 10000"
     ]
 
 

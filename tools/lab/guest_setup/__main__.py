@@ -27,7 +27,7 @@ def guest_setup() -> None:
 
 
 @guest_setup.command()
-@click.option("--paths", default=0, help="This many veth pairs, each with its subnet; 0: one link on a dummy interface.")
+@click.option("--paths", default=0, help="This many veth pairs, each a subnet; 0: one link on a dummy interface.")
 @click.option("--mtu", default=9000, show_default=True, help="Of the interfaces, in bytes.")
 @click.option("--rate-mbit", default=0.0, help="Of each path and direction; 0 for no limit.")
 @click.option("--delay-us", default=0, help="Added to every packet on a path.")

@@ -68,13 +68,17 @@ def shape_path(path: RdmaPath, shaping: Shaping) -> None:
 
 
 def cut_path(path: RdmaPath) -> None:
-    """Nothing passes any more, as with a cable drawn. Raises LabError."""
-    carry_out([run(f"ip link set {path.host.interface} down")])
+    """Nothing passes any more, and nobody is told: as when a switch in between goes away. Raises LabError.
+
+    Setting an end down instead would also take routes and neighbours along, and after that soft-RoCE of Linux 6.1
+    answers no connection request, the kernel's own initiator's neither, while associations from before are left.
+    """
+    shape_path(path, Shaping(loss_percent=100))
 
 
-def restore_path(path: RdmaPath) -> None:
-    """Undoes :func:`cut_path`. Raises LabError."""
-    carry_out([run(f"ip link set {path.host.interface} up")])
+def restore_path(path: RdmaPath, shaping: Shaping | None = None) -> None:
+    """Undoes :func:`cut_path`; ``shaping`` is what the path had before. Raises LabError."""
+    shape_path(path, shaping or Shaping())
 
 
 def remove_links() -> list[str]:

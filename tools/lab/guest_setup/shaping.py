@@ -35,7 +35,8 @@ def shaping_steps(interface: str, shaping: Shaping) -> list[Run]:
         ]
         leaf = netem or f"pfifo limit {QUEUE_PACKETS}"
         return [*steps, run(f"tc qdisc replace dev {interface} parent 1:1 handle 2: {leaf}")]
-    return [run(f"tc qdisc replace dev {interface} root handle 1: {netem or 'pfifo'}")]
+    # Another kind under a handle that is in use would be refused, so that each kind has its own.
+    return [run(f"tc qdisc replace dev {interface} root handle {f'3: {netem}' if netem else '4: pfifo'}")]
 
 
 def _netem(shaping: Shaping) -> str:
