@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import platform
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,8 +13,10 @@ from typing import Any
 import pytest
 
 from meshfusion.tools.lab.commands import OutputTail
+from meshfusion.tools.lab.errors import LabError
 from meshfusion.tools.lab.guest import CONSOLE_LOG, GuestRun, ready_machine, run_guest
-from meshfusion.tools.lab.machine import Machine
+from meshfusion.tools.lab.machine import Kind, Machine
+from meshfusion.tools.lab.qemu import EmulatedDrive
 
 BUILD_TIMEOUT_S = 4000
 CASE_DEADLINE_S = 180.0
@@ -29,7 +33,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def uml() -> Machine:
-    return ready_machine("uml")
+    return machine_or_skip("uml")
+
+
+def machine_or_skip(kind: Kind, drives: tuple[EmulatedDrive, ...] = ()) -> Machine:
+    """What is missing is installed and built. Where that cannot be, tests are skipped with the reason, except in CI."""
+    if kind == "uml" and platform.machine() != "x86_64":
+        pytest.skip("needs hardware: User-Mode Linux runs on x86-64")
+    began = time.monotonic()
+    try:
+        machine = ready_machine(kind, drives)
+    except LabError as error:
+        pytest.skip(f"no guest on this machine: {error}")
+    print(f"the {kind} guest was made ready in {time.monotonic() - began:.0f} s", file=sys.__stderr__, flush=True)
+    return machine
 
 
 @pytest.fixture

@@ -16,10 +16,11 @@ from meshfusion.tools.bench.processes import session_processes
 from meshfusion.tools.lab.cli import lab
 from meshfusion.tools.lab.commands import OutputTail
 from meshfusion.tools.lab.errors import GuestDeadlineError
-from meshfusion.tools.lab.guest import CONSOLE_LOG, GuestRun, ready_machine, run_guest
+from meshfusion.tools.lab.guest import CONSOLE_LOG, GuestRun, run_guest
 from meshfusion.tools.lab.guest_agent.frames import Kind as FrameKind
 from meshfusion.tools.lab.machine import Kind, Machine
 from meshfusion.tools.lab.qemu import EmulatedDrive
+from tests.lab.conftest import machine_or_skip
 
 SCRIPT = Path(__file__).parent / "guest_round_trips.py"
 Show = Callable[[str], None]
@@ -157,9 +158,9 @@ def test_up_run_down(uml: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_the_emulated_machine(tmp_path: Path, show: Show) -> None:
     """The distribution's own kernel, with two drives, one of them zoned."""
     drives = (EmulatedDrive(128), EmulatedDrive(256, zone_mib=16))
-    report = run_case("drives", "tcg", tmp_path / "drives", ready_machine("tcg", drives), show)
+    report = run_case("drives", "tcg", tmp_path / "drives", machine_or_skip("tcg", drives), show)
     assert report["drives"] == {
         "nvme0n1": {"size_mib": 128, "zoned": "none"},
         "nvme1n1": {"size_mib": 256, "zoned": "host-managed"},
     }
-    assert_round_trip(run_case("round_trip", "tcg", tmp_path / "round_trip", ready_machine("tcg"), show))
+    assert_round_trip(run_case("round_trip", "tcg", tmp_path / "round_trip", machine_or_skip("tcg"), show))

@@ -13,14 +13,6 @@ from meshfusion.tools.lab.places import CACHE_VARIABLE
 from tests.tools.lab.fakes import fake_dpkg_query, fake_kernel
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The lab is being built, nothing uses it yet."""
-    for item in items:
-        if item.path.is_relative_to(Path(__file__).parent):
-            item.add_marker(pytest.mark.nightly)
-
-
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The lab's cache folder, empty."""
