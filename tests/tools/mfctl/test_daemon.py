@@ -296,3 +296,18 @@ def test_sizes_that_cannot_work(tmp_path: Path) -> None:
     assert result.exit_code == 1
     assert "too small" in result.stderr
     assert not (tmp_path / "p").exists()
+
+
+@pytest.mark.parametrize("offset", [20, 4096 + 20])
+def test_a_bad_copy_of_the_label_exits_4(tmp_path: Path, offset: int) -> None:
+    pool = create(tmp_path)
+    with (pool / "data").open("r+b") as data:
+        data.seek(offset)
+        data.write(b"x")
+    result = run("pool", "check", str(pool))
+    assert result.exit_code == 4
+    assert "checked 0 chunks" in result.stdout
+    assert f"copy of its label (byte {offset - 20}) is damaged" in result.stderr
+    assert f"mfctl pool create {pool} --size 15MiB" in result.stderr
+    as_json = json.loads(run("pool", "check", str(pool), "--format", "json").stdout)
+    assert len(as_json["label_problems"]) == 1
