@@ -199,6 +199,10 @@ class Pool:
     def get_chunk(self, key: bytes, *, deadline_s: float) -> api.ChunkRecord | None:
         return self._index.get_many((key,)).get(key)
 
+    def announce_service(self, address: str) -> None:
+        """Let whoever finds the pool in use learn where it is served."""
+        self._owner.announce_service(address)
+
     def close(self) -> None:
         """Stop, give the pool up. Idempotent."""
         if self._stop.is_set():

@@ -39,6 +39,7 @@ def run_service(config: ServiceConfig, *, ready_as_json: bool) -> None:
 
         server = serve(pool, config.listen)
         try:
+            pool.announce_service(server.address)
             print(_ready_line(server.address, config.pool.path, pool.pool_uuid, ready_as_json), flush=True)
             signal_name = stop.wait()
             log.info("%s: stopping", signal_name)
@@ -50,10 +51,13 @@ def run_service(config: ServiceConfig, *, ready_as_json: bool) -> None:
 
 
 def _open_pool(config: ServiceConfig) -> Pool:
+    from meshfusion.dpu.api.address import parse_address
+    from meshfusion.dpu.api.listen import check_free
     from meshfusion.dpu.pool import Pool, PoolOptions, create_pool
 
     if config.pool.create and pool_is_absent(config.pool.path):
         assert config.pool.size is not None, "load_service_config asks for it when the pool is absent"
+        check_free(parse_address(config.listen))  # so that a slip there leaves no pool of that size behind
         create_pool(
             config.pool.path,
             size_bytes=config.pool.size,
