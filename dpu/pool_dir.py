@@ -156,6 +156,24 @@ def recreate_step(layout: PoolLayout, *, size_bytes: int = 4 << 30) -> str:
     )
 
 
+def check_data_path(data_path: Path, size_bytes: int) -> None:
+    """Can the file or device ``data_path`` become the data of a new pool? Raises what :func:`create_pool` would."""
+    with contextlib.closing(open_data_file(data_path, writable=True, direct=DirectMode.AUTO)) as data:
+        if data.size_bytes < size_bytes:
+            raise ConfigError(
+                f"{data_path} has {data.size_bytes} bytes, the pool wants {size_bytes}",
+                next_step="lower --size or use a larger device",
+            )
+        head = bytearray(2 * LBA_BYTES)
+        with contextlib.closing(open_data_file(data_path, writable=False, direct=DirectMode.OFF)) as reader:
+            reader.read_into(0, memoryview(head))
+    if any(head):
+        raise FormatError(
+            f"{data_path} is not blank: something has been written at its start",
+            next_step=f"make sure it is the right device, then `wipefs -a {data_path}` and zero its first 8 KiB",
+        )
+
+
 # ---- inside ------------------------------------------------------------------------------------------------------
 
 
@@ -217,7 +235,7 @@ def _build(layout: PoolLayout, label: Label, size_bytes: int, data_path: Path | 
     if data_path is None:
         create_data_file(layout.data, size_bytes)
     else:
-        _check_device_is_blank(data_path, size_bytes)
+        check_data_path(data_path, size_bytes)
         (layout.directory / DATA_POINTER).write_text(str(data_path.absolute()))
     layout.holders.mkdir(mode=0o700)
     create_index(index, str(uuid.UUID(bytes=label.pool_uuid)), geometry_of(label).capacity_bytes)
@@ -226,23 +244,6 @@ def _build(layout: PoolLayout, label: Label, size_bytes: int, data_path: Path | 
     sync_directory(layout.directory)
     index.rename(layout.index)
     sync_directory(layout.directory)
-
-
-def _check_device_is_blank(data_path: Path, size_bytes: int) -> None:
-    with contextlib.closing(open_data_file(data_path, writable=True, direct=DirectMode.AUTO)) as data:
-        if data.size_bytes < size_bytes:
-            raise ConfigError(
-                f"{data_path} has {data.size_bytes} bytes, the pool wants {size_bytes}",
-                next_step="lower --size or use a larger device",
-            )
-        head = bytearray(2 * LBA_BYTES)
-        with contextlib.closing(open_data_file(data_path, writable=False, direct=DirectMode.OFF)) as reader:
-            reader.read_into(0, memoryview(head))
-    if any(head):
-        raise FormatError(
-            f"{data_path} is not blank: something has been written at its start",
-            next_step=f"make sure it is the right device, then `wipefs -a {data_path}` and zero its first 8 KiB",
-        )
 
 
 def _read_label_copies(layout: PoolLayout) -> tuple[Label, tuple[str, ...], int]:
@@ -279,6 +280,7 @@ __all__ = [
     "FORMAT_VERSION",
     "LIVENESS_SUFFIX",
     "PoolLayout",
+    "check_data_path",
     "create_pool",
     "geometry_of",
     "read_label",

@@ -158,7 +158,7 @@ def decode_label(data: bytes, *, where: str = "the pool", name: str = "its label
     """Read one copy of the label. Raises :class:`MediumFormatError`, whose message names the medium as ``where`` and
     the copy as ``name``."""
     what = f"{where}: {name}"
-    check_magic(data, _LABEL_MAGIC, FORMAT_VERSION, what, "pool")
+    check_magic(data, _LABEL_MAGIC, FORMAT_VERSION, what, "pool's label")
     if len(data) != LBA_BYTES:
         raise damaged(f"{what} is {len(data)} bytes long instead of {LBA_BYTES}")
     check_sealed(data, _LABEL.size, what)

@@ -12,7 +12,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from meshfusion.dpu.config import LogConfig, ServiceConfig, pool_is_absent
+from meshfusion.dpu.config import LogConfig, ServiceConfig, notes_on_pool
+from meshfusion.dpu.config_pool import pool_is_absent
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -65,6 +66,8 @@ def _open_pool(config: ServiceConfig) -> Pool:
             data_path=config.pool.data_path,
         )
         log.info("created pool %s", config.pool.path)
+    for note in notes_on_pool(config.pool):
+        log.warning("%s", note)
     pool = Pool.open(config.pool.path, PoolOptions(**config.leases.model_dump()))
     log.info("opened pool %s (%s)", config.pool.path, pool.pool_uuid)
     return pool
