@@ -328,3 +328,13 @@ def test_a_bad_copy_of_the_label_exits_4(tmp_path: Path, offset: int) -> None:
     assert f"mfctl pool create {pool} --size 15MiB" in result.stderr
     as_json = json.loads(run("pool", "check", str(pool), "--format", "json").stdout)
     assert len(as_json["label_problems"]) == 1
+
+
+def test_a_size_without_effect_is_logged(config: Path, start: Start, tmp_path: Path) -> None:
+    assert run("pool", "create", str(tmp_path / "pool"), "--size", "9MiB", "--segment-size", "2MiB").exit_code == 0
+    process = start(config)
+    ready_line(process)
+    process.send_signal(signal.SIGTERM)
+    _, log = process.communicate(timeout=30)
+    assert log.count(f"pool.size = 16MiB has no effect: the pool {tmp_path}/pool exists already, with a size of 9") == 1
+    assert "segment_size" not in log

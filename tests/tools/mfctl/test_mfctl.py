@@ -252,7 +252,7 @@ def test_config_check_tells_every_problem(tmp_path: Path) -> None:
     assert "pool.paht: unknown key; did you mean pool.path?" in result.stderr
     problems = parse_error(run("config", "check", str(file), "--format", "json"))["problems"]
     assert {(p["field"], p["line"]) for p in problems} == {("pool.paht", 2), ("log.level", 3)}
-    file.write_text(f"listen: unix://{tmp_path}/s\npool: {{path: {tmp_path}/p, create: true, size: 1GiB}}\n")
+    file.write_text(f"listen: unix://{tmp_path}/s\npool: {{path: {tmp_path}/p, create: true, size: 257MiB}}\n")
     assert run("config", "check", str(file)).output == f"{file}: ok\n"
 
 
