@@ -10,11 +10,11 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from meshfusion.dpu.api.address import TcpAddress, UnixAddress, parse_address
-from meshfusion.dpu.config_problems import ConfigProblem, ConfigProblemsError, describe_errors
-from meshfusion.dpu.pool_place import is_free
+from meshfusion.dpu.config_pool import opening_problem, pool_is_absent, room_problem, without_effect
 from meshfusion.dpu.pool_sizes import size_problems
-from meshfusion.dpu.yaml_document import YamlDocument, read_yaml
-from meshfusion.jbof.errors import ConfigError
+from meshfusion.dpu.yaml_document import FieldPath, YamlDocument, read_yaml
+from meshfusion.jbof.config_problems import ConfigProblem, ConfigProblemsError, as_fix, describe_errors, misspelt
+from meshfusion.jbof.errors import ConfigError, FieldValueError
 from meshfusion.jbof.sizes import parse_size_bytes
 
 MAX_FILE_BYTES = 1 << 20
@@ -35,7 +35,7 @@ def _listen_address(value: str) -> str:
     try:
         address = parse_address(value)
     except ConfigError as e:
-        raise ValueError(f"{e.message}. {e.next_step}") from e
+        raise FieldValueError(e.message, as_fix(e.next_step)) from e
     if isinstance(address, TcpAddress) and not address.is_loopback:
         raise ValueError("is not a loopback address, and the service has neither TLS nor authentication yet")
     return value
@@ -44,7 +44,8 @@ def _listen_address(value: str) -> str:
 SizeBytes = Annotated[int, BeforeValidator(parse_size_bytes)]
 AbsolutePath = Annotated[Path, BeforeValidator(_absolute_path)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
-Seconds = Annotated[float, Field(gt=0, le=86_400)]
+MAX_SECONDS = 86_400
+Seconds = Annotated[float, Field(gt=0, le=MAX_SECONDS)]
 
 
 class _Model(BaseModel):
@@ -85,11 +86,14 @@ class LeaseConfig(_Model):
     @model_validator(mode="after")
     def _heartbeats_fit(self) -> LeaseConfig:
         for name in ("lease_ttl_s", "holder_silence_s"):
-            value = getattr(self, name)
-            if value < 2 * self.heartbeat_s:
-                raise ValueError(
-                    f"{name} = {value} must be at least twice heartbeat_s = {self.heartbeat_s}, "
-                    "or one late heartbeat costs a holder its leases"
+            value, least_s = getattr(self, name), 2 * self.heartbeat_s
+            if value < least_s:
+                raise FieldValueError(
+                    f"{value:g} is less than twice heartbeat_s = {self.heartbeat_s:g}, and one late heartbeat would "
+                    "cost a holder its leases",
+                    (f"use {least_s:g} to {MAX_SECONDS}, or " if least_s <= MAX_SECONDS else "")
+                    + f"lower heartbeat_s to at most {value / 2:g}",
+                    field=name,
                 )
         return self
 
@@ -119,10 +123,16 @@ class ServiceConfig(_Model):
 def load_service_config(path: Path) -> ServiceConfig:
     """Read and check the file at ``path``, and that the directories it names exist.
 
-    Raises :class:`~meshfusion.dpu.config_problems.ConfigProblemsError` that lists every problem, or
+    Raises :class:`~meshfusion.jbof.config_problems.ConfigProblemsError` that lists every problem, or
     :class:`~meshfusion.jbof.errors.ConfigError` when the file is no readable YAML at all.
     """
     return check_service_config(read_config_file(path), str(path))
+
+
+def notes_on_pool(pool: PoolConfig) -> tuple[str, ...]:
+    """What is configured for a pool that exists already, and so has no effect."""
+    segment_bytes = pool.segment_size if "segment_size" in pool.model_fields_set else None
+    return without_effect(pool.path, size_bytes=pool.size, segment_bytes=segment_bytes)
 
 
 def read_config_file(path: Path) -> YamlDocument:
@@ -143,8 +153,11 @@ def read_config_file(path: Path) -> YamlDocument:
     return read_yaml(path)
 
 
-def check_service_config(document: YamlDocument, name: str) -> ServiceConfig:
-    """Check a parsed file; ``name`` is what messages call it."""
+def check_service_config(document: YamlDocument, name: str, *, closely: bool = False) -> ServiceConfig:
+    """Check a parsed file; ``name`` is what messages call it.
+
+    ``closely``: as far as can be told without starting the service, will its pool open, or find room to be made?
+    """
     if not isinstance(document.data, dict):
         found = "empty" if document.data is None else f"a {type(document.data).__name__}"
         raise ConfigError(
@@ -158,18 +171,21 @@ def check_service_config(document: YamlDocument, name: str) -> ServiceConfig:
         for at in document.duplicates
     ]
     config: ServiceConfig | None = None
+    meant: frozenset[FieldPath] = frozenset()
     try:
         config = ServiceConfig.model_validate(document.data)
     except ValidationError as e:
         problems += describe_errors(e, ServiceConfig, document)
-    problems += _surroundings(document)
+        meant = misspelt(e, ServiceConfig)
+    problems += _surroundings(document, meant, closely=closely)
     if problems or config is None:
         raise ConfigProblemsError(name, tuple(problems))
     return config
 
 
-def _surroundings(document: YamlDocument) -> list[ConfigProblem]:
-    """What the machine lacks. Read from the raw data, so that it is told along with the model's problems."""
+def _surroundings(document: YamlDocument, meant: frozenset[FieldPath], *, closely: bool) -> list[ConfigProblem]:
+    """What the machine lacks. Read from the raw data, so that it is told along with the model's problems; nothing is
+    told to be missing that a misspelt key stands for, see ``meant``."""
     problems: list[ConfigProblem] = []
 
     def add(field: tuple[str, ...], value: object, problem: str, fix: str) -> None:
@@ -185,19 +201,24 @@ def _surroundings(document: YamlDocument) -> list[ConfigProblem]:
         return problems
     create, has_path = pool.get("create") is True, _is_absolute(pool.get("path"))
     if has_path and not pool_is_absent(Path(pool["path"])):
+        found = opening_problem(Path(pool["path"])) if closely else None
+        if found:
+            add(("pool", "path"), pool["path"], found.problem, found.fix)
         return problems
-    if create:
-        for name, value, unfit, fix in _unfit_sizes(pool):
-            add(("pool", name), value, unfit, fix)
+    unfit = unfit_sizes(pool) if create else []
+    for name, value, why, fix in unfit:
+        add(("pool", name), value, why, fix)
     if not has_path:
         return problems
     path: Path = Path(pool["path"])
     data_path: Any = pool.get("data_path")
     if not create:
+        if ("pool", "create") in meant or not isinstance(pool.get("create", False), bool):
+            return problems  # what was meant is not known
         fix = f"set pool.create: true and pool.size, or run: mfctl pool create {path} --size 4GiB"
         add(("pool", "path"), pool["path"], "there is no pool", fix)
         return problems
-    if pool.get("size") is None:
+    if pool.get("size") is None and ("pool", "size") not in meant:
         add(("pool", "size"), None, "is needed to create the pool", "add for example size: 4GiB")
     folder = path if path.is_dir() else path.parent
     problem = directory_problem(folder)
@@ -205,26 +226,30 @@ def _surroundings(document: YamlDocument) -> list[ConfigProblem]:
         add(("pool", "path"), pool["path"], f"the directory {folder} {problem[0]}", problem[1])
     if _is_absolute(data_path) and not _exists(Path(data_path)):
         add(("pool", "data_path"), data_path, "does not exist", "name an existing block device or file, or remove it")
+    if closely and not unfit and not any(p.field in ("pool.path", "pool.data_path", "pool.size") for p in problems):
+        size_bytes = size_or_none(pool.get("size"))
+        data = Path(data_path) if _is_absolute(data_path) else None
+        found = room_problem(path, size_bytes, data) if size_bytes is not None else None
+        if found:
+            add(("pool", found.field), pool.get(found.field), found.problem, found.fix)
     return problems
 
 
-def _unfit_sizes(pool: dict[Any, Any]) -> list[tuple[str, object, str, str]]:
-    """What creating the pool would refuse; ``(field, value, problem, fix)``. Sizes that are none are told elsewhere."""
-    default = PoolConfig.model_fields["segment_size"].default
+def size_or_none(value: object) -> int | None:
+    """The size that ``value`` stands for; None when it is none, which the model tells."""
     try:
-        size = parse_size_bytes(pool.get("size"))
-        segment_size = parse_size_bytes(pool.get("segment_size", default))
+        return parse_size_bytes(value)
     except ValueError:
+        return None
+
+
+def unfit_sizes(pool: dict[Any, Any], *, default_size: int | None = None) -> list[tuple[str, object, str, str]]:
+    """What creating the pool would refuse; ``(field, value, problem, fix)``. Sizes that are none are told elsewhere."""
+    size = size_or_none(pool.get("size", default_size))
+    segment_size = size_or_none(pool.get("segment_size", PoolConfig.model_fields["segment_size"].default))
+    if size is None or segment_size is None:
         return []
     return [(p.field, pool.get(p.field), p.problem, p.fix) for p in size_problems(size, segment_size)]
-
-
-def pool_is_absent(path: Path) -> bool:
-    """Nothing is at ``path``, or a directory in which a pool can be created."""
-    try:
-        return is_free(path)
-    except OSError:
-        return False  # it may not be entered: opening it will say so
 
 
 def directory_problem(path: Path) -> tuple[str, str] | None:

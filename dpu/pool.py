@@ -20,7 +20,7 @@ from meshfusion.dpu.api.liveness import create_liveness, forget_liveness, take_l
 from meshfusion.dpu.index import Index, IndexTotals
 from meshfusion.dpu.index_files import open_index, scan_in_child
 from meshfusion.dpu.owner_lock import OwnerLock
-from meshfusion.dpu.pool_dir import LIVENESS_SUFFIX, PoolLayout, create_pool, geometry_of, read_label
+from meshfusion.dpu.pool_dir import LIVENESS_SUFFIX, PoolLayout, create_pool, geometry_of, read_label_copies
 from meshfusion.dpu.pool_inspect import CheckReport, check_pool, inspect_pool
 from meshfusion.dpu.pool_writer import TransactionWriter
 from meshfusion.dpu.store.checks import refuse_unserved
@@ -85,13 +85,15 @@ class Pool:
     ) -> Pool:
         """Own the pool at ``path``. Raises PoolBusyError, FormatError or MediaError, each with a way out."""
         layout = PoolLayout(path.absolute())
-        label = read_label(layout)
+        label, label_problems = read_label_copies(layout)
         owner = OwnerLock.take(layout)
         try:
             pool_uuid = str(uuid.UUID(bytes=label.pool_uuid))
             capacity_bytes = geometry_of(label).capacity_bytes
             totals = scan_in_child(layout.index, pool_uuid, capacity_bytes, deadline_s=INDEX_SCAN_DEADLINE_S)
             index = open_index(layout.index, pool_uuid, capacity_bytes, payload_bytes=totals.payload_bytes)
+            if label_problems:
+                logger.warning("%s; the other copy is used", "; ".join(label_problems))
             try:
                 return cls(layout, label, options or PoolOptions(), owner, index, totals, clock)
             except BaseException:
@@ -196,6 +198,10 @@ class Pool:
 
     def get_chunk(self, key: bytes, *, deadline_s: float) -> api.ChunkRecord | None:
         return self._index.get_many((key,)).get(key)
+
+    def announce_service(self, address: str) -> None:
+        """Let whoever finds the pool in use learn where it is served."""
+        self._owner.announce_service(address)
 
     def close(self) -> None:
         """Stop, give the pool up. Idempotent."""

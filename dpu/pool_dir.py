@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shlex
 import time
 import uuid
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from meshfusion.dpu.pool_place import (
     sync_directory,
 )
 from meshfusion.dpu.pool_sizes import size_problems
+from meshfusion.jbof.envelope import FormatFault, MediumFormatError
 from meshfusion.jbof.errors import ConfigError, FormatError, MediaError
 from meshfusion.jbof.format import (
     DATA_START_LBA,
@@ -28,8 +30,8 @@ from meshfusion.jbof.format import (
     LABEL_LBAS,
     LBA_BYTES,
     Label,
-    decode_label_copies,
     encode_label,
+    examine_label_copies,
 )
 from meshfusion.jbof.media.file import DataFileError, DirectMode, create_data_file, open_data_file
 from meshfusion.jbof.segments import SegmentGeometry
@@ -38,6 +40,7 @@ from meshfusion.jbof.sizes import format_size
 DEFAULT_SEGMENT_BYTES = 64 << 20
 LIVENESS_SUFFIX = ".alive"
 _MAX_POINTER_BYTES = 4096
+_ONLY_CACHED = "only cached chunks are lost"
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +115,12 @@ def create_pool(
 
 
 def read_label(layout: PoolLayout) -> Label:
-    """The pool's label, checked against the size of its data.
+    """The pool's label, as :func:`read_label_copies` finds it."""
+    return read_label_copies(layout)[0]
+
+
+def read_label_copies(layout: PoolLayout) -> tuple[Label, tuple[str, ...]]:
+    """The pool's label, checked against the size of its data, and what is wrong with a copy of it that is not needed.
 
     Raises :class:`FormatError` when this is no pool, of another version, damaged or truncated,
     :class:`~meshfusion.jbof.errors.PoolBusyError` while it is being created, and :class:`MediaError` when it cannot
@@ -120,17 +128,50 @@ def read_label(layout: PoolLayout) -> Label:
     """
     _check_is_pool(layout)
     if not layout.data.exists():
+        outside = layout.data.parent != layout.directory
         raise FormatError(
-            f"the pool's data {layout.data} is missing", next_step="attach the device, or create the pool anew"
+            f"the pool's data {layout.data} is missing",
+            next_step=("attach the device; if it is gone, " if outside else "") + recreate_step(layout),
         )
-    label, size_bytes = _read_label_copies(layout.data)
+    label, problems, size_bytes = _read_label_copies(layout)
     needed_bytes = label.data_start_lba * label.lba_bytes + geometry_of(label).capacity_bytes
     if size_bytes < needed_bytes:
         raise FormatError(
             f"{layout.data} is truncated: {size_bytes} bytes of {needed_bytes}",
-            next_step="restore the file, or move the pool away and create it anew: only cached chunks are lost",
+            next_step=recreate_step(layout, size_bytes=needed_bytes),
         )
-    return label
+    return label, problems
+
+
+def recreate_step(layout: PoolLayout, *, size_bytes: int = 4 << 30) -> str:
+    """The commands that make the pool anew, empty, as one sentence."""
+    path, data = shlex.quote(str(layout.directory)), shlex.quote(str(layout.data))
+    create = f"mfctl pool create {path} --size {format_size(size_bytes)}"
+    if layout.data.parent == layout.directory:
+        return f"remove the pool's directory and create it anew: rm -r {path}, then {create}; {_ONLY_CACHED}"
+    blank = f"dd if=/dev/zero of={data} bs={LBA_BYTES} count={len(LABEL_LBAS)} conv=notrunc"
+    return (
+        f"make sure that {data} holds nothing else, then remove the pool's directory and create it anew: rm -r {path}, "
+        f"then {blank}, then {create} --data-path {data}; {_ONLY_CACHED}"
+    )
+
+
+def check_data_path(data_path: Path, size_bytes: int) -> None:
+    """Can the file or device ``data_path`` become the data of a new pool? Raises what :func:`create_pool` would."""
+    with contextlib.closing(open_data_file(data_path, writable=True, direct=DirectMode.AUTO)) as data:
+        if data.size_bytes < size_bytes:
+            raise ConfigError(
+                f"{data_path} has {data.size_bytes} bytes, the pool wants {size_bytes}",
+                next_step="lower --size or use a larger device",
+            )
+        head = bytearray(2 * LBA_BYTES)
+        with contextlib.closing(open_data_file(data_path, writable=False, direct=DirectMode.OFF)) as reader:
+            reader.read_into(0, memoryview(head))
+    if any(head):
+        raise FormatError(
+            f"{data_path} is not blank: something has been written at its start",
+            next_step=f"make sure it is the right device, then `wipefs -a {data_path}` and zero its first 8 KiB",
+        )
 
 
 # ---- inside ------------------------------------------------------------------------------------------------------
@@ -194,7 +235,7 @@ def _build(layout: PoolLayout, label: Label, size_bytes: int, data_path: Path | 
     if data_path is None:
         create_data_file(layout.data, size_bytes)
     else:
-        _check_device_is_blank(data_path, size_bytes)
+        check_data_path(data_path, size_bytes)
         (layout.directory / DATA_POINTER).write_text(str(data_path.absolute()))
     layout.holders.mkdir(mode=0o700)
     create_index(index, str(uuid.UUID(bytes=label.pool_uuid)), geometry_of(label).capacity_bytes)
@@ -205,34 +246,24 @@ def _build(layout: PoolLayout, label: Label, size_bytes: int, data_path: Path | 
     sync_directory(layout.directory)
 
 
-def _check_device_is_blank(data_path: Path, size_bytes: int) -> None:
-    with contextlib.closing(open_data_file(data_path, writable=True, direct=DirectMode.AUTO)) as data:
-        if data.size_bytes < size_bytes:
-            raise ConfigError(
-                f"{data_path} has {data.size_bytes} bytes, the pool wants {size_bytes}",
-                next_step="lower --size or use a larger device",
-            )
-        head = bytearray(2 * LBA_BYTES)
-        with contextlib.closing(open_data_file(data_path, writable=False, direct=DirectMode.OFF)) as reader:
-            reader.read_into(0, memoryview(head))
-    if any(head):
-        raise FormatError(
-            f"{data_path} is not blank: something has been written at its start",
-            next_step=f"make sure it is the right device, then `wipefs -a {data_path}` and zero its first 8 KiB",
-        )
-
-
-def _read_label_copies(path: Path) -> tuple[Label, int]:
-    """The first valid copy of the label, and the size of the data in bytes."""
-    copies = []
+def _read_label_copies(layout: PoolLayout) -> tuple[Label, tuple[str, ...], int]:
+    """As :func:`read_label_copies`, and the size of the data in bytes."""
+    path, copies = layout.data, []
     with contextlib.closing(open_data_file(path, writable=False, direct=DirectMode.OFF)) as data:
         if data.size_bytes < (max(LABEL_LBAS) + 1) * LBA_BYTES:
-            raise FormatError(f"{path} is truncated: {data.size_bytes} bytes", next_step="create the pool anew")
+            raise FormatError(
+                f"{path} is truncated: {data.size_bytes} bytes, not even a label", next_step=recreate_step(layout)
+            )
         for lba in LABEL_LBAS:
             raw = bytearray(LBA_BYTES)
             data.read_into(lba, memoryview(raw))
             copies.append(bytes(raw))
-        return decode_label_copies(copies, where=str(path)), data.size_bytes
+        try:
+            return *examine_label_copies(copies, where=str(path)), data.size_bytes
+        except MediumFormatError as error:
+            if error.fault is FormatFault.DAMAGED:  # nothing to be checked without a label
+                raise FormatError(error.message, next_step=recreate_step(layout)) from error
+            raise
 
 
 def _write_label(data_path: Path, label: Label) -> None:
@@ -249,7 +280,10 @@ __all__ = [
     "FORMAT_VERSION",
     "LIVENESS_SUFFIX",
     "PoolLayout",
+    "check_data_path",
     "create_pool",
     "geometry_of",
     "read_label",
+    "read_label_copies",
+    "recreate_step",
 ]

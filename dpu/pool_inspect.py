@@ -19,7 +19,7 @@ import numpy as np
 from meshfusion.dpu.api import types as api
 from meshfusion.dpu.index import Index, IndexTotals
 from meshfusion.dpu.index_files import open_index, scan_in_child
-from meshfusion.dpu.pool_dir import PoolLayout, geometry_of, read_label
+from meshfusion.dpu.pool_dir import PoolLayout, geometry_of, read_label, read_label_copies
 from meshfusion.jbof.digest import DigestKernels, load_kernels
 from meshfusion.jbof.errors import FormatError, MediaError
 from meshfusion.jbof.format import FORMAT_VERSION, ChunkHeader, Label, decode_chunk_header
@@ -33,12 +33,13 @@ SCAN_DEADLINE_S = 600.0
 @dataclass(frozen=True, slots=True)
 class CheckReport:
     """What reading the whole pool found. ``damaged``: one line a chunk, its key first. ``index_damaged``: entries of
-    the index itself that cannot be read."""
+    the index itself that cannot be read. ``label_problems``: what is wrong with a copy of the label."""
 
     chunks_checked: int
     bytes_checked: int
     damaged: tuple[str, ...]
     index_damaged: int
+    label_problems: tuple[str, ...] = ()
 
 
 @contextlib.contextmanager
@@ -102,10 +103,12 @@ def is_owned(layout: PoolLayout) -> bool:
 
 def check_pool(path: Path, progress: Callable[[int, int], None]) -> CheckReport:
     """Read every committed chunk and compare header and digests. ``progress(checked, total)`` counts chunks."""
-    totals = _scan(PoolLayout(path.absolute()))
+    layout = PoolLayout(path.absolute())
+    _, label_problems = read_label_copies(layout)
+    totals = _scan(layout)
     checked = checked_bytes = 0
     damaged: list[str] = []
-    with open_for_reading(path) as (layout, label, index):
+    with open_for_reading(path) as (_, label, index):
         checker = _Checker(label)
         with contextlib.closing(open_data_file(layout.data, writable=False, direct=DirectMode.AUTO)) as data:
             for record in _all_chunks(index):
@@ -115,7 +118,7 @@ def check_pool(path: Path, progress: Callable[[int, int], None]) -> CheckReport:
                 checked += 1
                 checked_bytes += sum(shard.payload_bytes for shard in record.shards)
                 progress(checked, max(checked, totals.chunk_count))
-    return CheckReport(checked, checked_bytes, tuple(damaged), totals.damaged_count)
+    return CheckReport(checked, checked_bytes, tuple(damaged), totals.damaged_count, label_problems)
 
 
 class _Checker:

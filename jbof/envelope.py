@@ -63,7 +63,7 @@ def check_magic(data: bytes, magic: bytes, version: int, what: str, kind: str) -
     if data[: len(magic)] != magic:
         raise MediumFormatError(
             FormatFault.FOREIGN,
-            f"{what} does not start with {magic!r}: this is not a MeshFusion {kind}",
+            f"{what} does not start with {magic.decode('ascii')}: this is not a MeshFusion {kind}",
             next_step="Check the path; `mfctl pool create` makes a new pool (never on a file that holds other data).",
         )
     if len(data) < _MAGIC_VERSION.size:

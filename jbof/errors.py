@@ -41,6 +41,20 @@ class ConfigError(MeshFusionError):
     """A configuration value cannot be used. The message names field, value and fix."""
 
 
+class FieldValueError(ValueError):
+    """For validators of one field: what is wrong with its value, and what to write instead.
+
+    ``field``: the field inside the validated mapping that is to blame. ``subject``: what a message without a field's
+    name begins with.
+    """
+
+    def __init__(self, problem: str, fix: str, *, field: str = "", subject: str = "") -> None:
+        super().__init__(f"{subject} {problem}; {fix}".strip())
+        self.problem = problem
+        self.fix = fix
+        self.field = field
+
+
 class UnsupportedError(MeshFusionError):
     """Refusal to start (rule 6): something is not known to be right. The message names it."""
 

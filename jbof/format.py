@@ -1,6 +1,7 @@
 """The on-media format, version 1: pure codecs, no I/O. All numbers are little-endian.
 
-**Label**: exactly one logical block (4096 bytes), at LBA 0 and again at LBA 1; readers take the first valid one. ::
+**Label**: exactly one logical block (4096 bytes), at LBA 0 and again at LBA 1. A damaged or foreign copy beside a valid
+one is told and passed over; copies of another version or that contradict each other make readers refuse. ::
 
     offset  size  field
          0     8  magic b"MESHFUSN"
@@ -153,39 +154,61 @@ def encode_label(label: Label) -> bytes:
     return sealed(body, LBA_BYTES)
 
 
-def decode_label(data: bytes, *, where: str = "the pool") -> Label:
-    """Read one copy of the label. Raises :class:`MediumFormatError`; ``where`` names the medium in its message."""
-    check_magic(data, _LABEL_MAGIC, FORMAT_VERSION, f"{where}: its label", "pool")
+def decode_label(data: bytes, *, where: str = "the pool", name: str = "its label") -> Label:
+    """Read one copy of the label. Raises :class:`MediumFormatError`, whose message names the medium as ``where`` and
+    the copy as ``name``."""
+    what = f"{where}: {name}"
+    check_magic(data, _LABEL_MAGIC, FORMAT_VERSION, what, "pool's label")
     if len(data) != LBA_BYTES:
-        raise damaged(f"{where}: the label is {len(data)} bytes long instead of {LBA_BYTES}")
-    check_sealed(data, _LABEL.size, f"{where}: the label")
+        raise damaged(f"{what} is {len(data)} bytes long instead of {LBA_BYTES}")
+    check_sealed(data, _LABEL.size, what)
     _, _, flags, pool_uuid, created, lba_bytes, segment_lbas, segments, data_start = _LABEL.unpack_from(data)
     if flags or lba_bytes != LBA_BYTES:
         raise MediumFormatError(
             FormatFault.VERSION,
-            f"{where}: the label has flags {flags:#x} and lba_bytes {lba_bytes}; this MeshFusion knows flags 0x0 and "
+            f"{what} has flags {flags:#x} and lba_bytes {lba_bytes}; this MeshFusion knows flags 0x0 and "
             f"lba_bytes {LBA_BYTES}",
             next_step="Open the pool with the MeshFusion version that wrote it, or create a new pool elsewhere.",
         )
     if not segment_lbas or not segments or data_start <= max(LABEL_LBAS):
         raise damaged(
-            f"{where}: the label has impossible sizes: segment_lba_count {segment_lbas}, segment_count {segments}, "
+            f"{what} has impossible sizes: segment_lba_count {segment_lbas}, segment_count {segments}, "
             f"data_start_lba {data_start}"
         )
     return Label(pool_uuid, created, segment_lbas, segments, lba_bytes, data_start)
 
 
 def decode_label_copies(copies: Sequence[bytes], *, where: str = "the pool") -> Label:
-    """The first valid label of ``copies``, else the most telling of their errors."""
-    assert copies
-    errors = []
-    for data in copies:
+    """The label as :func:`examine_label_copies` finds it."""
+    return examine_label_copies(copies, where=where)[0]
+
+
+def examine_label_copies(copies: Sequence[bytes], *, where: str = "the pool") -> tuple[Label, tuple[str, ...]]:
+    """The label, and what is wrong with those of its ``copies`` that are damaged or foreign.
+
+    Raises :class:`MediumFormatError` when no copy is valid, and also when one is of another version or two valid ones
+    differ. Beside a valid copy, a torn or overwritten one says only that something wrote there: the checksum of the
+    other proves what this pool is. But a whole label of another version means that another MeshFusion took this medium
+    for its own, and what it changed besides is not known; of two valid labels, neither proves itself. So when unsure,
+    refuse: only cached chunks are at stake.
+    """
+    assert len(copies) == len(LABEL_LBAS)
+    labels: list[Label] = []
+    errors: list[MediumFormatError] = []
+    for data, lba, ordinal in zip(copies, LABEL_LBAS, ("first", "second"), strict=True):
         try:
-            return decode_label(data, where=where)
+            labels.append(
+                decode_label(data, where=where, name=f"the {ordinal} copy of its label (byte {lba * LBA_BYTES})")
+            )
         except MediumFormatError as error:
             errors.append(error)
     telling = list(FormatFault)
-    raise max(errors, key=lambda error: telling.index(error.fault))
+    worst = max(errors, key=lambda error: telling.index(error.fault), default=None)
+    if worst is not None and (not labels or worst.fault is FormatFault.VERSION):
+        raise worst
+    if any(label != labels[0] for label in labels):
+        raise damaged(f"{where}: the two copies of its label are both valid and contradict each other")
+    return labels[0], tuple(error.message for error in errors)
 
 
 def encode_chunk_header(header: ChunkHeader, lba_bytes: int = LBA_BYTES) -> bytes:

@@ -14,6 +14,15 @@ from meshfusion.jbof.errors import ConfigError
 _PROBE_TIMEOUT_S = 1.0
 
 
+def check_free(address: UnixAddress | TcpAddress) -> None:
+    """Raises :class:`~meshfusion.jbof.errors.ConfigError` when :func:`bind` would find ``address`` taken or not
+    usable. Changes nothing, so another process may still come first."""
+    if isinstance(address, UnixAddress):
+        _find_stale_socket(address)
+    elif address.port and address.is_loopback:  # port 0 is any free one; elsewhere, bind itself refuses
+        _check_port(address)
+
+
 def bind(server: grpc.Server, address: UnixAddress | TcpAddress) -> UnixAddress | TcpAddress:
     """Bind ``server`` to ``address``; the result carries the real port when port 0 was asked.
 
@@ -33,10 +42,7 @@ def bind(server: grpc.Server, address: UnixAddress | TcpAddress) -> UnixAddress 
     except RuntimeError as e:
         port, cause = 0, e
     if port == 0:
-        raise ConfigError(
-            f"listen: cannot listen on {address}: the port is taken or not allowed",
-            next_step="Stop the other process (`ss -ltnp` names it) or choose another port.",
-        ) from cause
+        raise _cannot_listen(address) from cause
     return TcpAddress(address.host, port)
 
 
@@ -63,8 +69,40 @@ def _cannot_bind(address: UnixAddress) -> ConfigError:
     )
 
 
+def _cannot_listen(address: TcpAddress) -> ConfigError:
+    return ConfigError(
+        f"listen: cannot listen on {address}: the port is taken or not allowed",
+        next_step="Stop the other process (`ss -ltnp` names it) or choose another port.",
+    )
+
+
+def _check_port(address: TcpAddress) -> None:
+    """As gRPC does it: one of the addresses that the host name stands for is enough."""
+    cause: OSError | None = None
+    try:
+        found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError as e:
+        raise _cannot_listen(address) from e
+    for family, kind, protocol, _, at in found:
+        try:
+            with socket.socket(family, kind, protocol) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(at)
+                probe.listen(1)
+            return
+        except OSError as e:
+            cause = e
+    raise _cannot_listen(address) from cause
+
+
 def _clear_stale_socket(address: UnixAddress) -> None:
     """Remove the socket of a server that died. gRPC itself would also remove that of a living one."""
+    if _find_stale_socket(address):
+        address.path.unlink(missing_ok=True)
+
+
+def _find_stale_socket(address: UnixAddress) -> bool:
+    """Is the socket of a server that died in the way? Raises when anything else is, or no directory for it."""
     path = address.path
     try:
         mode = path.lstat().st_mode
@@ -74,7 +112,7 @@ def _clear_stale_socket(address: UnixAddress) -> None:
                 f"listen: the directory {path.parent} of the socket does not exist",
                 next_step=f"Create it: mkdir -p {path.parent}",
             ) from None
-        return
+        return False
     except OSError as e:
         raise _cannot_bind(address) from e
     if not stat.S_ISSOCK(mode):
@@ -87,7 +125,7 @@ def _clear_stale_socket(address: UnixAddress) -> None:
             f"listen: another process already serves on {path}",
             next_step="Use that service, stop it, or choose another socket path.",
         )
-    path.unlink(missing_ok=True)
+    return True
 
 
 def _answers(path: os.PathLike[str]) -> bool:

@@ -5,7 +5,6 @@ Unknown keys, wrong types and impossible values are all reported at once, each w
 
 from __future__ import annotations
 
-import difflib
 import enum
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,10 +12,24 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from meshfusion.dpu.api.address import parse_address
-from meshfusion.jbof.errors import ConfigError
+from meshfusion.jbof.config_problems import (
+    ConfigProblem,
+    ConfigProblemsError,
+    Document,
+    FieldPath,
+    Unlined,
+    as_fix,
+    describe_errors,
+    misspelt,
+)
+from meshfusion.jbof.errors import ConfigError, FieldValueError
 from meshfusion.jbof.sizes import parse_size_bytes
 
-_EXACTLY_ONE = "give exactly one of `pool: {path: /dir}` (embedded) and `service: unix:///path` (shared service)"
+EXTRA_CONFIG = "kv_connector_extra_config"
+_ONE_POOL = (
+    "must name exactly one of pool and service",
+    "give either `pool: {path: /dir}` (embedded) or `service: unix:///path` (shared service)",
+)
 
 
 def _pool_path(value: Any) -> Any:
@@ -29,7 +42,7 @@ def _service_address(value: str) -> str:
     try:
         parse_address(value)
     except ConfigError as error:
-        raise ValueError(f"{error.message}. {error.next_step}") from error
+        raise FieldValueError(error.message, as_fix(error.next_step)) from error
     return value
 
 
@@ -51,7 +64,9 @@ class _Model(BaseModel):
 class EmbeddedPool(_Model):
     """A pool inside the engine process. Made when it does not exist."""
 
-    path: Annotated[Path, BeforeValidator(_pool_path)] = Field(description="directory of the pool")
+    path: Annotated[Path, BeforeValidator(_pool_path)] = Field(
+        description="directory of the pool", examples=["/var/lib/meshfusion/pool"]
+    )
     size: SizeBytes = Field(default=4 << 30, ge=32 << 20, description="bytes on disk when it is made; default 4GiB")
     segment_size: SizeBytes = Field(default=64 << 20, ge=1 << 20, description="bytes of a segment; default 64MiB")
 
@@ -61,7 +76,9 @@ class ConnectorConfig(_Model):
 
     pool: EmbeddedPool | None = Field(default=None, description="embedded pool")
     service: Annotated[str, AfterValidator(_service_address)] | None = Field(
-        default=None, description="address of the service: unix:///path or host:port"
+        default=None,
+        description="address of the service: unix:///path or host:port",
+        examples=["unix:///run/meshfusion/meshfusion.sock"],
     )
     on_unsupported: OnUnsupported = Field(
         default=OnUnsupported.REFUSE, strict=False, description="refuse to start, or serve_without_cache, loudly"
@@ -90,7 +107,7 @@ class ConnectorConfig(_Model):
     @model_validator(mode="after")
     def _one_pool(self) -> ConnectorConfig:
         if (self.pool is None) == (self.service is None):
-            raise ValueError(_EXACTLY_ONE)
+            raise FieldValueError(*_ONE_POOL)
         return self
 
 
@@ -101,39 +118,24 @@ def parse_connector_config(extra_config: Any) -> ConnectorConfig:
             f"kv_connector_extra_config is {extra_config!r}, it must be a mapping",
             next_step='for example {"pool": {"path": "/var/lib/meshfusion/pool"}}',
         )
+    config, problems = examine_connector_config(extra_config, Unlined(extra_config))
+    if config is None:
+        next_step = "correct these fields; `mfctl config check --connector FILE` tries a configuration"
+        raise ConfigProblemsError(EXTRA_CONFIG, problems, next_step=next_step)
+    return config
+
+
+def examine_connector_config(
+    extra_config: dict[Any, Any], document: Document, *, at: FieldPath = ()
+) -> tuple[ConnectorConfig | None, tuple[ConfigProblem, ...]]:
+    """``extra_config`` validated, or everything that is wrong with it; it stands in ``document`` at ``at``."""
     try:
-        return ConnectorConfig.model_validate(extra_config)
+        return ConnectorConfig.model_validate(extra_config), ()
     except ValidationError as error:
-        problems = error.errors()
-        lines = [_explain(problem, extra_config) for problem in problems]
+        problems = describe_errors(error, ConnectorConfig, document, at=at, root_name=EXTRA_CONFIG)
         # The model's own check runs only once every field is right; all problems are to be told at once.
-        is_told = any(not problem["loc"] for problem in problems)
-        if not is_told and (extra_config.get("pool") is None) == (extra_config.get("service") is None):
-            lines.append(f"(top level): {_EXACTLY_ONE}")
-        raise ConfigError(
-            "kv_connector_extra_config cannot be used:\n" + "\n".join(f"  - {line}" for line in lines),
-            next_step="correct these fields; `mfctl config check --connector FILE` tries a configuration",
-        ) from None
-
-
-def _explain(problem: Any, extra_config: dict[str, Any]) -> str:
-    path = [str(part) for part in problem["loc"]]
-    name = ".".join(path) or "(top level)"
-    if problem["type"] == "extra_forbidden":
-        model: type[BaseModel] = EmbeddedPool if path[0] == "pool" and len(path) > 1 else ConnectorConfig
-        near = difflib.get_close_matches(path[-1], list(model.model_fields), n=1)
-        hint = f"did you mean {near[0]!r}?" if near else "known keys: " + ", ".join(model.model_fields)
-        return f"{name}: unknown key; {hint}"
-    message = problem["msg"].removeprefix("Value error, ")
-    value = "" if problem["type"] == "missing" or not path else f" (got {_given(problem, extra_config)!r})"
-    return f"{name}: {message}{value}"
-
-
-def _given(problem: Any, extra_config: dict[str, Any]) -> Any:
-    """The value as the user wrote it: a size is turned into a number before it is judged."""
-    value: Any = extra_config
-    for part in problem["loc"]:
-        if not isinstance(value, dict) or part not in value:
-            return problem["input"]
-        value = value[part]
-    return value
+        is_told = any(not entry["loc"] for entry in error.errors())
+        is_meant = not misspelt(error, ConnectorConfig).isdisjoint({("pool",), ("service",)})
+        if not is_told and not is_meant and (extra_config.get("pool") is None) == (extra_config.get("service") is None):
+            problems.append(ConfigProblem(EXTRA_CONFIG, *_ONE_POOL, line=document.line_of(at)))
+        return None, tuple(problems)

@@ -121,7 +121,19 @@ class _Findings:
         for path, good, way_out in expected:
             value = self.read(root, path, label)
             if value is not _MISSING and not any(value == item for item in good):
-                self.refuse(f"{label}.{path} is {value!r}", way_out)
+                self.refuse(f"{label}.{path} is {value!r}", way_out + _default_hint(root, path, value))
+
+
+def _default_hint(root: Any, path: str, value: object) -> str:
+    """Says so when ``value`` is what vLLM takes for a setting of the transfer that nobody made: the user may look
+    for it in vain. (vLLM does not tell whether it was set.)"""
+    owner, _, name = path.rpartition(".")
+    if owner != "kv_transfer_config":
+        return ""
+    described = getattr(type(getattr(root, owner)), "__dataclass_fields__", {}).get(name)
+    if described is None or described.default != value:
+        return ""
+    return f"; {value!r} is vLLM's default, which counts when {name} is not set"
 
 
 def check_supported(

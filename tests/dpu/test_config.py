@@ -12,13 +12,20 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshfusion.dpu.config import LeaseConfig, ServiceConfig, load_service_config
+from meshfusion.dpu.config import (
+    LeaseConfig,
+    ServiceConfig,
+    check_service_config,
+    load_service_config,
+    notes_on_pool,
+)
 from meshfusion.dpu.config_example import example_service_config
-from meshfusion.dpu.config_problems import ConfigProblemsError
 from meshfusion.dpu.pool import PoolOptions
-from meshfusion.dpu.yaml_document import parse_yaml
+from meshfusion.dpu.yaml_document import parse_yaml, read_yaml
+from meshfusion.jbof.config_problems import ConfigProblemsError
 from meshfusion.jbof.errors import ConfigError
-from meshfusion.jbof.sizes import parse_size_bytes
+from meshfusion.jbof.sizes import format_size, parse_size_bytes
+from tests.dpu.pool_cases import SIZE_BYTES, make_pool
 
 
 def write(tmp_path: Path, text: str) -> Path:
@@ -74,10 +81,11 @@ extra: 1
         r"line 1: listen = '0\.0\.0\.0:80': is not a loopback address.*unix:///",
         r"line 3: pool\.path = 'pool': must be an absolute path.*write for example /var",
         r"line 4: pool\.siez: unknown key; did you mean pool\.size\?",
-        r"line 5: pool\.create = 'yes': should be a valid boolean; write for example true",
-        r"line 7: leases\.lease_ttl_s = 'abc': should be a valid number; write for example 30\.0",
-        r"line 8: leases\.max_pinned_fraction = 1\.5: should be less than or equal to 1; write for example 0\.5",
-        r"line 9: log\.level = 'loud': should be 'debug', 'info', 'warning' or 'error'",
+        r"line 5: pool\.create = 'yes': must be true or false; write for example true",
+        r"line 7: leases\.lease_ttl_s = 'abc': must be a number; write for example 30\.0",
+        r"line 8: leases\.max_pinned_fraction = 1\.5: must be at most 1; use more than 0 and at most 1, "
+        r"for example 0\.5",
+        r"line 9: log\.level = 'loud': must be 'debug', 'info', 'warning' or 'error'",
         r"line 10: extra: unknown key; remove it; known here: listen, pool, leases, log",
     ]
     assert len(problems) == len(expected)
@@ -136,7 +144,111 @@ def test_a_data_path_must_exist(tmp_path: Path) -> None:
 
 def test_heartbeats_must_fit_into_the_ttls(tmp_path: Path) -> None:
     (problem,) = problems_of(write(tmp_path, GOOD + "leases: {heartbeat_s: 10, holder_silence_s: 15}\n"))
-    assert "holder_silence_s = 15.0 must be at least twice heartbeat_s = 10.0" in problem
+    assert problem == (
+        "line 4: leases.holder_silence_s = 15: 15 is less than twice heartbeat_s = 10, and one late heartbeat would "
+        "cost a holder its leases; use 20 to 86400, or lower heartbeat_s to at most 7.5"
+    )
+    (problem,) = problems_of(write(tmp_path, GOOD + "leases: {heartbeat_s: 50000, lease_ttl_s: 50000}\n"))
+    assert problem.endswith("; lower heartbeat_s to at most 25000"), "no lease_ttl_s would be long enough"
+    (problem,) = problems_of(write(tmp_path, GOOD + "leases: {heartbeat_s: 9}\n"))
+    assert problem.startswith("line 4: leases.holder_silence_s: 15 is less than twice heartbeat_s = 9")
+
+
+def test_limits_are_told_as_the_fix(tmp_path: Path) -> None:
+    (problem,) = problems_of(write(tmp_path, GOOD + "leases: {lease_ttl_s: 0}\n"))
+    assert problem == (
+        "line 4: leases.lease_ttl_s = 0: must be more than 0; use more than 0 and at most 86400, for example 30.0"
+    )
+
+
+@pytest.mark.parametrize(
+    ("create", "shown"), [("maybe", " = 'maybe': "), ("[true]", " = [True]: "), ("{}", " = {}: "), ("", ": is null: ")]
+)
+def test_an_unclear_create_is_one_problem_and_names_its_value(tmp_path: Path, create: str, shown: str) -> None:
+    (problem,) = problems_of(
+        write(tmp_path, f"listen: unix://$TMP/s\npool:\n  path: $TMP/pool\n  create: {create}\n  size: 4GiB\n")
+    )
+    assert problem == f"line 4: pool.create{shown}must be true or false; write for example true"
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "suggested"),
+    [
+        ("listen:", "lissten:", "lissten: unknown key; did you mean listen?"),
+        ("path:", "paht:", "pool.paht: unknown key; did you mean pool.path?"),
+        ("create:", "creat:", "pool.creat: unknown key; did you mean pool.create?"),
+        ("size:", "siez:", "pool.siez: unknown key; did you mean pool.size?"),
+        ("pool:", "poool:", "poool: unknown key; did you mean pool?"),
+    ],
+)
+def test_a_misspelt_key_is_one_problem(tmp_path: Path, right: str, wrong: str, suggested: str) -> None:
+    (problem,) = problems_of(write(tmp_path, GOOD.replace(right, wrong)))
+    assert problem.endswith(suggested)
+
+
+@pytest.mark.parametrize(
+    ("size", "problem"),
+    [
+        (
+            "-4GiB",
+            " = '-4GiB': is negative, a size is more than 0; write for example 4GiB, 512MiB or a number of bytes",
+        ),
+        ("0", " = 0: must be more than 0; write for example 4GiB, 512MiB or a number of bytes"),
+        ("4G", " = '4G': has the unknown unit 'G'; use one of B, "),
+        ("[4GiB]", " = ['4GiB']: is not a size; write for example 4GiB, 512MiB or a number of bytes"),
+    ],
+)
+def test_a_bad_size_gets_its_hint_once(tmp_path: Path, size: str, problem: str) -> None:
+    (found,) = problems_of(write(tmp_path, GOOD.replace("4GiB", size)))
+    assert found.startswith(f"line 3: pool.size{problem}")
+    assert found.count("; ") == 1
+
+
+def test_a_bad_address_gets_its_hint_once(tmp_path: Path) -> None:
+    (problem,) = problems_of(write(tmp_path, GOOD.replace("unix://$TMP/s", "nowhere")))
+    assert problem == (
+        "line 2: listen = 'nowhere': 'nowhere' is not an address of a chunk service; "
+        "write unix:///absolute/path/to/socket or 127.0.0.1:PORT"
+    )
+
+
+def closely(path: Path) -> list[str]:
+    with pytest.raises(ConfigProblemsError) as caught:
+        check_service_config(read_yaml(path), str(path), closely=True)
+    return [str(p) for p in caught.value.problems]
+
+
+def test_a_pool_that_exists_is_opened_when_looked_at_closely(tmp_path: Path) -> None:
+    make_pool(tmp_path / "pool")
+    file = write(tmp_path, GOOD)
+    check_service_config(read_yaml(file), "f", closely=True)
+    os.truncate(tmp_path / "pool" / "data", 4096)
+    load_service_config(file)
+    (problem,) = closely(file)
+    assert "data is truncated: 4096 bytes" in problem
+    assert f"rm -r {tmp_path}/pool, then mfctl pool create {tmp_path}/pool --size" in problem
+
+
+def test_a_new_pool_needs_room_when_looked_at_closely(tmp_path: Path) -> None:
+    (problem,) = closely(write(tmp_path, GOOD.replace("4GiB", "4PiB")))
+    assert re.match(
+        r"line 3: pool\.size = '4PiB': is more than the \d+MiB that are free on the filesystem of ", problem
+    )
+    (tmp_path / "disk").write_bytes(b"something")
+    (problem,) = closely(write(tmp_path, GOOD.replace("4GiB", "4GiB, data_path: $TMP/disk")))
+    assert f"pool.data_path = '{tmp_path}/disk'" in problem
+    assert "the pool wants 4294967296" in problem
+
+
+def test_sizes_without_effect_are_noted(tmp_path: Path) -> None:
+    pool = tmp_path / "pool"
+    make_pool(pool)
+    size, other = f"{SIZE_BYTES + 4096}", GOOD.replace("4GiB", "4GiB, segment_size: 2MiB")
+    assert notes_on_pool(load_service_config(write(tmp_path, GOOD.replace("4GiB", size))).pool) == ()
+    assert notes_on_pool(load_service_config(write(tmp_path, other)).pool) == (
+        f"pool.size = 4GiB has no effect: the pool {pool} exists already, with a size of {format_size(SIZE_BYTES)}",
+        f"pool.segment_size = 2MiB has no effect: the pool {pool} exists already, with segments of 1MiB",
+    )
 
 
 def test_duplicate_keys_are_told(tmp_path: Path) -> None:
@@ -221,7 +333,9 @@ def test_sizes(value: object, size_bytes: int) -> None:
         ("4G", "unknown unit 'G'; use one of B, KiB"),
         ("4iB", "unknown unit"),
         ("0.1B", "whole number of bytes"),
-        ("-4GiB", "is not a size"),
+        ("-4GiB", "is negative"),
+        (-1, "is negative"),
+        ("-x", "is not a size"),
         ("", "is not a size"),
         ("0GiB", "more than 0"),
         (0, "more than 0"),

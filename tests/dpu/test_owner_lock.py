@@ -50,6 +50,22 @@ def test_two_directories_with_the_same_data_have_one_owner(tmp_path: Path) -> No
     Pool.open(tmp_path / "two").close()
 
 
+def test_who_finds_the_pool_in_use_learns_where_it_is_served(tmp_path: Path) -> None:
+    path = tmp_path / "pool"
+    create_pool(path, size_bytes=SIZE_BYTES, segment_bytes=SEGMENT_BYTES)
+    with Pool.open(path) as pool:
+        pool.announce_service("unix:///run/s")
+        with pytest.raises(
+            PoolBusyError, match=f"in use by process {os.getpid()}, the service at unix:///run/s"
+        ) as caught:
+            Pool.open(path)
+        assert f"`service: unix:///run/s`, or stop it first: kill {os.getpid()}" in caught.value.next_step
+    with Pool.open(path), pytest.raises(PoolBusyError) as caught:
+        Pool.open(path)
+    assert caught.value.message.endswith(f"in use by process {os.getpid()}"), "the address of an earlier owner is gone"
+    assert "stop that one first" in caught.value.next_step
+
+
 def test_a_pool_on_a_block_device(tmp_path: Path, loop_device: Path) -> None:
     create_pool(tmp_path / "pool", size_bytes=SIZE_BYTES, segment_bytes=SEGMENT_BYTES, data_path=loop_device)
     with Pool.open(tmp_path / "pool") as pool:

@@ -20,6 +20,7 @@ from meshfusion.jbof.format import (
     decode_label_copies,
     encode_chunk_header,
     encode_label,
+    examine_label_copies,
     header_lba_count,
     peek_unit_count,
     shard_lba_count,
@@ -159,10 +160,32 @@ def test_impossible_sizes_are_damage_even_with_a_right_checksum(field: int) -> N
 
 
 def test_the_second_label_stands_in_for_the_first() -> None:
-    good, other = encode_label(LABEL), replace(LABEL, segment_count=9)
-    assert decode_label_copies([good, encode_label(other)]) == LABEL
-    assert decode_label_copies([bytes(LBA_BYTES), good]) == LABEL
-    assert decode_label_copies([good[:-1] + b"x", good]) == LABEL
+    good = encode_label(LABEL)
+    assert examine_label_copies([good, good]) == (LABEL, ())
+    assert decode_label_copies([good, good]) == LABEL
+    for bad, text in ((bytes(LBA_BYTES), "does not start with MESHFUSN"), (good[:-1] + b"x", "is damaged")):
+        label, (problem,) = examine_label_copies([bad, good], where="/p")
+        assert label == LABEL
+        assert problem.startswith(f"/p: the first copy of its label (byte 0) {text}")
+        label, (problem,) = examine_label_copies([good, bad], where="/p")
+        assert label == LABEL
+        assert problem.startswith(f"/p: the second copy of its label (byte 4096) {text}")
+
+
+def test_a_copy_of_another_version_is_refused_beside_a_good_one() -> None:
+    good = encode_label(LABEL)
+    version = good[:8] + b"\x03" + good[9:]
+    for copies, ordinal in (([version, good], "first"), ([good, version], "second")):
+        with pytest.raises(MediumFormatError, match=f"{ordinal} copy.*format version 3") as caught:
+            decode_label_copies(copies)
+        assert caught.value.fault is FormatFault.VERSION
+
+
+def test_two_valid_labels_that_differ_are_refused() -> None:
+    other = replace(LABEL, segment_count=9)
+    with pytest.raises(MediumFormatError, match="contradict each other") as caught:
+        decode_label_copies([encode_label(LABEL), encode_label(other)])
+    assert caught.value.fault is FormatFault.DAMAGED
 
 
 def test_the_most_telling_error_wins() -> None:

@@ -23,24 +23,29 @@ def config() -> None:
 @click.option("--connector", is_flag=True, help="FILE is vLLM's --kv-transfer-config, or its extra config alone.")
 @format_option
 def check(file: Path, connector: bool, output_format: str) -> None:
-    """Check FILE (YAML or JSON) and tell every problem at once."""
-    from meshfusion.dpu.config import check_service_config, read_config_file
+    """Check FILE (YAML or JSON) and tell every problem at once.
+
+    A pool that exists is opened for reading, beside whoever owns it; for one to be created, the room is looked at.
+    """
+    from meshfusion.dpu.config import check_service_config, notes_on_pool, read_config_file
 
     document = read_config_file(file)
     if connector:
         from meshfusion.tools.mfctl.connector_config import check_connector_config
 
-        check_connector_config(document, str(file))
+        notes = check_connector_config(document, str(file))
     elif isinstance(document.data, dict) and any(str(key).startswith("kv_") for key in document.data):
         raise ConfigError(
             f"{file}: is an engine's kv_transfer_config, not a configuration of the service",
             next_step=f"mfctl config check --connector {file}",
         )
     else:
-        check_service_config(document, str(file))
+        notes = notes_on_pool(check_service_config(document, str(file), closely=True).pool)
     if output_format == "json":
-        print_json({"file": str(file), "ok": True})
+        print_json({"file": str(file), "ok": True, "notes": notes})
     else:
+        for note in notes:
+            click.echo(f"note: {note}")
         click.echo(f"{file}: ok")
 
 

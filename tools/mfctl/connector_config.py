@@ -3,44 +3,84 @@
 from __future__ import annotations
 
 import difflib
+from pathlib import Path
 from typing import Any
 
-from meshfusion.dpu.api.address import parse_address
-from meshfusion.dpu.config_problems import ConfigProblem, ConfigProblemsError
+from meshfusion.dpu.config import directory_problem, size_or_none, unfit_sizes
+from meshfusion.dpu.config_pool import opening_problem, pool_is_absent, room_problem, without_effect
 from meshfusion.dpu.yaml_document import YamlDocument
-from meshfusion.host.connector.config import parse_connector_config
-from meshfusion.jbof.errors import ConfigError
+from meshfusion.host.connector.config import EXTRA_CONFIG, EmbeddedPool, examine_connector_config
+from meshfusion.jbof.config_problems import ConfigProblem, ConfigProblemsError, FieldPath
 
 CLASS_NAME = "MeshFusionConnector"
 MODULE_PATH = "meshfusion.host.connector.vllm"
-EXTRA = "kv_connector_extra_config"
 # The fields of vllm/config/kv_transfer.py in 0.32, and those that older versions had besides.
 ENGINE_KEYS = (
-    *("kv_connector", "kv_connector_module_path", "kv_role", "kv_load_failure_policy", EXTRA),
+    *("kv_connector", "kv_connector_module_path", "kv_role", "kv_load_failure_policy", EXTRA_CONFIG),
     *("engine_id", "kv_buffer_device", "kv_buffer_size", "kv_rank", "kv_parallel_size", "kv_ip", "kv_port"),
     "enable_permute_local_kv",
 )
 
 
-def check_connector_config(document: YamlDocument, name: str) -> None:
+def check_connector_config(document: YamlDocument, name: str) -> tuple[str, ...]:
     """``document`` is a kv_transfer_config, or the connector's extra config alone.
 
-    Raises :class:`~meshfusion.jbof.errors.ConfigError` that tells every problem.
+    Returns what is configured without effect. Raises :class:`~meshfusion.jbof.errors.ConfigError` that tells every
+    problem, also of the embedded pool: whether it opens, or will find room to be made.
     """
     data = document.data
     whole = isinstance(data, dict) and any(str(key).startswith("kv_") for key in data)
-    extra = data.get(EXTRA, {}) if whole else data
+    extra = data.get(EXTRA_CONFIG, {}) if whole else data
+    at = (EXTRA_CONFIG,) if whole else ()
     problems = _engine_problems(data, extra, document) if whole else []
-    try:
-        config = parse_connector_config(extra)
-        if config.service is not None:
-            parse_address(config.service)
-    except ConfigError as e:
-        if not problems:
-            raise
-        problems.append(ConfigProblem(EXTRA, e.message, e.next_step, line=document.line_of((EXTRA,))))
+    notes: tuple[str, ...] = ()
+    if isinstance(extra, dict):
+        config, found = examine_connector_config(extra, document, at=at)
+        problems += [*found, *_pool_problems(extra.get("pool"), document, (*at, "pool"))]
+        if config is not None and config.pool is not None:
+            notes = _notes(config.pool)
+    else:
+        fix = 'write for example {"pool": {"path": "/var/lib/meshfusion/pool"}}'
+        problem = "must be a mapping of keys to values"
+        problems.append(ConfigProblem(EXTRA_CONFIG, problem, fix, extra, document.line_of(at)))
     if problems:
-        raise ConfigProblemsError(name, tuple(problems), next_step="Correct these keys of the kv_transfer_config.")
+        next_step = "Correct these keys of the kv_transfer_config." if whole else "Correct these keys."
+        raise ConfigProblemsError(name, tuple(problems), next_step=next_step)
+    return notes
+
+
+def _pool_problems(pool: Any, document: YamlDocument, at: FieldPath) -> list[ConfigProblem]:
+    """What this machine has against the embedded pool. Read from the raw data, to be told along with all the rest."""
+    text = pool.get("path") if isinstance(pool, dict) else None
+    if not isinstance(text, str) or not text or "\0" in text:
+        return []
+    path = Path(text).absolute()
+
+    def problem_at(field: str, problem: str, fix: str) -> ConfigProblem:
+        where = (*at, field)
+        return ConfigProblem(".".join(map(str, where)), problem, fix, pool.get(field), document.line_of(where))
+
+    if not pool_is_absent(path):
+        found = opening_problem(path)
+        return [problem_at(*found)] if found else []
+    default_bytes: int = EmbeddedPool.model_fields["size"].default
+    problems = [problem_at(field, why, fix) for field, _, why, fix in unfit_sizes(pool, default_size=default_bytes)]
+    folder = path if path.is_dir() else path.parent
+    unusable = directory_problem(folder)
+    if unusable:
+        problems.append(problem_at("path", f"the directory {folder} {unusable[0]}", unusable[1]))
+    size_bytes = size_or_none(pool.get("size", default_bytes))
+    found = room_problem(path, size_bytes) if not problems and size_bytes is not None else None
+    return [*problems, problem_at(*found)] if found else problems
+
+
+def _notes(pool: EmbeddedPool) -> tuple[str, ...]:
+    given = pool.model_fields_set
+    return without_effect(
+        pool.path,
+        size_bytes=pool.size if "size" in given else None,
+        segment_bytes=pool.segment_size if "segment_size" in given else None,
+    )
 
 
 def _engine_problems(data: dict[Any, Any], extra: object, document: YamlDocument) -> list[ConfigProblem]:
@@ -61,5 +101,7 @@ def _engine_problems(data: dict[Any, Any], extra: object, document: YamlDocument
         add("kv_role", "must be kv_both: this connector saves and loads", "write kv_both")
     forced = isinstance(extra, dict) and extra.get("force_load_failure_policy") is True
     if data.get("kv_load_failure_policy") != "recompute" and not forced:
-        add("kv_load_failure_policy", "must be recompute, so that a failed load costs only time", "write recompute")
+        unset = "is not set, and vLLM's default is 'fail': it " if "kv_load_failure_policy" not in data else ""
+        problem = f"{unset}must be recompute, so that a failed load costs only time"
+        add("kv_load_failure_policy", problem, "write recompute")
     return problems

@@ -12,7 +12,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from meshfusion.dpu.config import LogConfig, ServiceConfig, pool_is_absent
+from meshfusion.dpu.config import LogConfig, ServiceConfig, notes_on_pool
+from meshfusion.dpu.config_pool import pool_is_absent
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -39,6 +40,7 @@ def run_service(config: ServiceConfig, *, ready_as_json: bool) -> None:
 
         server = serve(pool, config.listen)
         try:
+            pool.announce_service(server.address)
             print(_ready_line(server.address, config.pool.path, pool.pool_uuid, ready_as_json), flush=True)
             signal_name = stop.wait()
             log.info("%s: stopping", signal_name)
@@ -50,10 +52,13 @@ def run_service(config: ServiceConfig, *, ready_as_json: bool) -> None:
 
 
 def _open_pool(config: ServiceConfig) -> Pool:
+    from meshfusion.dpu.api.address import parse_address
+    from meshfusion.dpu.api.listen import check_free
     from meshfusion.dpu.pool import Pool, PoolOptions, create_pool
 
     if config.pool.create and pool_is_absent(config.pool.path):
         assert config.pool.size is not None, "load_service_config asks for it when the pool is absent"
+        check_free(parse_address(config.listen))  # so that a slip there leaves no pool of that size behind
         create_pool(
             config.pool.path,
             size_bytes=config.pool.size,
@@ -61,6 +66,8 @@ def _open_pool(config: ServiceConfig) -> Pool:
             data_path=config.pool.data_path,
         )
         log.info("created pool %s", config.pool.path)
+    for note in notes_on_pool(config.pool):
+        log.warning("%s", note)
     pool = Pool.open(config.pool.path, PoolOptions(**config.leases.model_dump()))
     log.info("opened pool %s (%s)", config.pool.path, pool.pool_uuid)
     return pool

@@ -15,6 +15,7 @@ from importlib import metadata
 from pathlib import Path
 
 from meshfusion.host.kv.versions import SUPPORTED_MINORS
+from meshfusion.jbof.errors import MeshFusionError
 from meshfusion.tools.mfctl.output import format_bytes
 
 MIN_PYTHON = (3, 11)
@@ -163,10 +164,12 @@ def check_pyverbs() -> Finding:
 
 
 def check_pool(path: Path) -> Iterator[Finding]:
-    """The place of a pool, whether it exists or is still to be created."""
+    """The place of a pool, whether it exists or is still to be created; one that exists is opened for reading."""
+    from meshfusion.dpu.pool_place import is_free
+
     try:
         folder = path if path.is_dir() else path.parent
-        exists = folder == path and any(path.iterdir())
+        exists = not is_free(path)
     except OSError as e:
         remedy = "Run as the user that owns it, or correct its permissions or the path."
         yield Finding("pool directory", State.FAIL, f"{path} cannot be looked at: {e.strerror}", remedy)
@@ -181,6 +184,23 @@ def check_pool(path: Path) -> Iterator[Finding]:
     yield Finding("pool directory", State.OK, f"{folder} is readable and writable")
     yield _check_direct(folder)
     yield _check_space(folder, exists=exists)
+    if exists:
+        yield _check_opening(path)
+
+
+def _check_opening(path: Path) -> Finding:
+    """Reads what ``mfctl pool status`` reads, beside whoever owns the pool, and fails with the same words."""
+    from meshfusion.dpu.pool_dir import PoolLayout, read_label_copies
+    from meshfusion.dpu.pool_inspect import inspect_pool
+
+    try:
+        status = inspect_pool(path)
+        _, label_problems = read_label_copies(PoolLayout(path.absolute()))
+    except MeshFusionError as error:
+        return Finding("pool", State.FAIL, error.message, error.next_step)
+    if label_problems:
+        return Finding("pool", State.WARN, "; ".join(label_problems), f"mfctl pool check {path}")
+    return Finding("pool", State.OK, f"opens: {status.segment_count} segments, {status.committed_chunk_count} chunks")
 
 
 def _check_direct(folder: Path) -> Finding:
@@ -196,7 +216,7 @@ def _check_direct(folder: Path) -> Finding:
 def _check_space(folder: Path, *, exists: bool) -> Finding:
     usage = shutil.disk_usage(folder)
     cause = f"{format_bytes(usage.free)} of {format_bytes(usage.total)} free"
-    if usage.free < LOW_SPACE_BYTES and not exists:
+    if not exists and usage.free < LOW_SPACE_BYTES:
         return Finding("free space", State.WARN, cause, "Free space or choose another disk before creating the pool.")
     # An existing pool has its space already.
     return Finding("free space", State.OK, cause)

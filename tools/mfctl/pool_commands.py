@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -19,6 +19,9 @@ from meshfusion.tools.mfctl.output import (
     print_table,
 )
 from meshfusion.tools.mfctl.sources import read_status, source_options
+
+if TYPE_CHECKING:
+    from meshfusion.dpu.pool_inspect import CheckReport
 
 
 def _size(ctx: click.Context, param: click.Parameter, value: str) -> int:
@@ -154,6 +157,10 @@ def check(path: Path, output_format: str) -> None:
             click.echo(f"damaged: {entry}")
         if report.index_damaged:
             click.echo(f"damaged: {report.index_damaged} entries of the index")
+        for entry in report.label_problems:
+            click.echo(f"damaged: {entry}")
+    if report.label_problems:
+        _raise_label_finding(path, report)
     if report.damaged or report.index_damaged:
         raise FormatError(
             f"{len(report.damaged)} of {report.chunks_checked} chunks and {report.index_damaged} entries of the index "
@@ -161,6 +168,19 @@ def check(path: Path, output_format: str) -> None:
             next_step="Engines recompute them, and the service drops each that a load finds. If more appear, look at "
             "the drive's health.",
         )
+
+
+def _raise_label_finding(path: Path, report: CheckReport) -> NoReturn:
+    from meshfusion.dpu.pool_dir import PoolLayout, read_label, recreate_step
+
+    layout = PoolLayout(path.absolute())
+    label = read_label(layout)
+    chunks = f"; also {len(report.damaged)} chunks and {report.index_damaged} entries of the index are damaged"
+    raise FormatError(
+        "; ".join(report.label_problems) + (chunks if report.damaged or report.index_damaged else ""),
+        next_step="The pool works with the other copy. Find out what wrote there, then when it is not in use, "
+        + recreate_step(layout, size_bytes=label.end_lba * label.lba_bytes),
+    )
 
 
 class _Progress:

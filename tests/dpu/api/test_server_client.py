@@ -17,9 +17,11 @@ import grpc
 import pytest
 
 from meshfusion.dpu.api import types as t
+from meshfusion.dpu.api.address import UnixAddress, parse_address
 from meshfusion.dpu.api.client import GrpcChunkService
 from meshfusion.dpu.api.error_codec import DETAIL_METADATA_KEY
 from meshfusion.dpu.api.limits import MalformedMessageError
+from meshfusion.dpu.api.listen import check_free
 from meshfusion.dpu.api.server import RunningServer, serve
 from meshfusion.dpu.api.v1 import chunk_pb2 as pb
 from meshfusion.jbof import errors
@@ -415,6 +417,22 @@ def test_tcp_on_loopback(service: FakeChunkService, monkeypatch: pytest.MonkeyPa
         serve(FakeChunkService(), server.address)
     client.close()
     server.stop(0.0)
+
+
+def test_an_address_can_be_looked_at_before_it_is_bound(service: FakeChunkService, tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(f"{tmp_path}/s")
+    check_free(UnixAddress(tmp_path / "s"))
+    assert (tmp_path / "s").exists(), "looking removes nothing"
+    for listen in (f"unix://{tmp_path}/s", "127.0.0.1:0", "localhost:0"):
+        server = serve(service, listen)
+        with pytest.raises(errors.ConfigError, match=r"already serves|port is taken"):
+            check_free(parse_address(server.address))
+        server.stop(0.0)
+        check_free(parse_address(server.address))
+    check_free(parse_address("127.0.0.1:0"))
+    with pytest.raises(errors.ConfigError, match="does not exist"):
+        check_free(UnixAddress(tmp_path / "none" / "s"))
 
 
 @pytest.mark.parametrize("listen", ["0.0.0.0:7070", "10.1.2.3:7070", "[::]:7070", "example.org:7070"])

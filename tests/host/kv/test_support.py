@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -256,3 +257,19 @@ def test_missing_kv_config_is_a_refusal(state: tuple[Any, Any], name: str) -> No
 def test_environment() -> None:
     assert environment_refusals({"VLLM_USE_V2_MODEL_RUNNER": "0", "PYTHONHASHSEED": "0"}) == ()
     assert "unset it" in environment_refusals({"VLLM_USE_V2_MODEL_RUNNER": "1"})[0]
+
+
+@pytest.mark.parametrize(("default", "is_told"), [("fail", True), ("recompute", False)])
+def test_a_policy_that_may_be_nobodys_choice_is_told(state: tuple[Any, Any], default: str, is_told: bool) -> None:
+    described = dataclasses.make_dataclass(
+        "KVTransferConfig",
+        [(name, object, default if name == "kv_load_failure_policy" else None) for name in TRANSFER_FIELDS],
+    )
+    state[0].kv_transfer_config = described("kv_both", False, "fail")
+    (line,) = refusals(*state, version="0.32.0")
+    assert "kv_load_failure_policy is 'fail'; set it to recompute" in line
+    hint = "; 'fail' is vLLM's default, which counts when kv_load_failure_policy is not set"
+    assert line.endswith(hint) is is_told
+
+
+TRANSFER_FIELDS = ("kv_role", "enable_permute_local_kv", "kv_load_failure_policy")

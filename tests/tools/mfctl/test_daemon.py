@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -184,13 +185,17 @@ def test_killed_and_started_again_it_keeps_its_chunks(config: Path, start: Start
 
 
 def test_a_second_service_on_the_pool_exits_3(config: Path, start: Start, tmp_path: Path) -> None:
-    ready_line(start(config))
+    first = start(config)
+    ready_line(first)
     other = tmp_path / "other.yaml"
     other.write_text(config.read_text().replace(f"{tmp_path}/s\n", f"{tmp_path}/other\n"))
     second = start(other, "--format", "json")
     out, err = second.communicate(timeout=60)
     assert (second.returncode, out) == (3, "")
-    assert json.loads(err.splitlines()[-1])["error"]["kind"] == "PoolBusyError"
+    error = json.loads(err.splitlines()[-1])["error"]
+    assert error["kind"] == "PoolBusyError"
+    assert error["message"].endswith(f"is in use by process {first.pid}, the service at unix://{tmp_path}/s")
+    assert f"`service: unix://{tmp_path}/s`, or stop it first: kill {first.pid}" in error["next_step"]
     assert "Traceback" not in err
 
 
@@ -202,6 +207,18 @@ def test_a_second_service_on_the_socket_is_refused(config: Path, start: Start, t
     out, err = second.communicate(timeout=60)
     assert (second.returncode, out) == (1, "")
     assert "another process already serves on" in err
+    assert not (tmp_path / "other-pool").exists()
+
+
+def test_a_taken_port_leaves_no_pool_behind(config: Path, start: Start, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        config.write_text(config.read_text().replace(f"unix://{tmp_path}/s\n", f"127.0.0.1:{port}\n"))
+        process = start(config)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert f"cannot listen on 127.0.0.1:{port}" in err
+    assert not (tmp_path / "pool").exists()
 
 
 def test_a_bad_config_is_told_before_anything_is_made(config: Path, start: Start, tmp_path: Path) -> None:
@@ -296,3 +313,28 @@ def test_sizes_that_cannot_work(tmp_path: Path) -> None:
     assert result.exit_code == 1
     assert "too small" in result.stderr
     assert not (tmp_path / "p").exists()
+
+
+@pytest.mark.parametrize("offset", [20, 4096 + 20])
+def test_a_bad_copy_of_the_label_exits_4(tmp_path: Path, offset: int) -> None:
+    pool = create(tmp_path)
+    with (pool / "data").open("r+b") as data:
+        data.seek(offset)
+        data.write(b"x")
+    result = run("pool", "check", str(pool))
+    assert result.exit_code == 4
+    assert "checked 0 chunks" in result.stdout
+    assert f"copy of its label (byte {offset - 20}) is damaged" in result.stderr
+    assert f"mfctl pool create {pool} --size 15MiB" in result.stderr
+    as_json = json.loads(run("pool", "check", str(pool), "--format", "json").stdout)
+    assert len(as_json["label_problems"]) == 1
+
+
+def test_a_size_without_effect_is_logged(config: Path, start: Start, tmp_path: Path) -> None:
+    assert run("pool", "create", str(tmp_path / "pool"), "--size", "9MiB", "--segment-size", "2MiB").exit_code == 0
+    process = start(config)
+    ready_line(process)
+    process.send_signal(signal.SIGTERM)
+    _, log = process.communicate(timeout=30)
+    assert log.count(f"pool.size = 16MiB has no effect: the pool {tmp_path}/pool exists already, with a size of 9") == 1
+    assert "segment_size" not in log

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+from meshfusion.dpu.pool import Pool, create_pool
 from meshfusion.tools.mfctl import doctor
 from meshfusion.tools.mfctl.doctor import VLLM_API_FILE, Finding, State
 from meshfusion.tools.mfctl.main import mfctl
@@ -103,6 +106,44 @@ def test_little_space_matters_only_before_a_pool_is_made(tmp_path: Path, monkeyp
     assert {f.check: f.state for f in doctor.check_pool(tmp_path)}["free space"] is State.WARN
     (tmp_path / "label").touch()
     assert {f.check: f.state for f in doctor.check_pool(tmp_path)}["free space"] is State.OK
+
+
+@pytest.mark.parametrize(("offset", "size_bytes"), [(8, 5 << 20), (0, 4096)])
+def test_a_bad_pool_fails_with_the_words_of_its_status(tmp_path: Path, offset: int, size_bytes: int) -> None:
+    pool = tmp_path / "pool"
+    create_pool(pool, size_bytes=5 << 20, segment_bytes=1 << 20)
+    assert {f.check: f for f in doctor.check_pool(pool)}["pool"].state is State.OK
+    with (pool / "data").open("r+b") as data:
+        data.seek(offset)
+        data.write(b"\x09")
+    os.truncate(pool / "data", size_bytes)
+    status = CliRunner().invoke(mfctl, ["pool", "status", str(pool), "--format", "json"])
+    error = json.loads(status.stderr)["error"]
+    finding = {f.check: f for f in doctor.check_pool(pool)}["pool"]
+    assert (finding.state, finding.cause, finding.remedy) == (State.FAIL, error["message"], error["next_step"])
+    assert CliRunner().invoke(mfctl, ["doctor", "--pool", str(pool)]).exit_code == 1
+
+
+def test_a_pool_in_use_is_read_beside_its_owner(tmp_path: Path) -> None:
+    create_pool(tmp_path / "pool", size_bytes=5 << 20, segment_bytes=1 << 20)
+    with Pool.open(tmp_path / "pool") as pool:
+        epoch = pool.status(deadline_s=1.0).epoch
+        code = "import sys; from meshfusion.tools.mfctl.main import main; main()"
+        command = [sys.executable, "-c", code, "doctor", "--pool", str(tmp_path / "pool"), "--format", "json"]
+        found = subprocess.run(command, capture_output=True, text=True, check=False)
+        states = {check["check"]: check["state"] for check in json.loads(found.stdout)["checks"]}
+        assert states["pool"] == "ok"
+        assert pool.status(deadline_s=1.0).epoch == epoch
+
+
+def test_a_bad_copy_of_the_label_is_a_warning(tmp_path: Path) -> None:
+    create_pool(tmp_path / "pool", size_bytes=5 << 20, segment_bytes=1 << 20)
+    with (tmp_path / "pool" / "data").open("r+b") as data:
+        data.write(b"\0")
+    finding = {f.check: f for f in doctor.check_pool(tmp_path / "pool")}["pool"]
+    assert finding.state is State.WARN
+    assert "first copy of its label (byte 0) does not start with MESHFUSN" in finding.cause
+    assert finding.remedy == f"mfctl pool check {tmp_path}/pool"
 
 
 def test_a_pool_that_may_not_be_looked_at(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

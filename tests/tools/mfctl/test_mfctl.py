@@ -7,7 +7,7 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -248,11 +248,11 @@ def test_config_check_tells_every_problem(tmp_path: Path) -> None:
     file.write_text(f"listen: unix://{tmp_path}/s\npool: {{paht: /x}}\nlog: {{level: loud}}\n")
     result = run("config", "check", str(file))
     assert result.exit_code == 1
-    assert "3 problems" in result.stderr
+    assert "2 problems" in result.stderr
     assert "pool.paht: unknown key; did you mean pool.path?" in result.stderr
     problems = parse_error(run("config", "check", str(file), "--format", "json"))["problems"]
-    assert {(p["field"], p["line"]) for p in problems} == {("pool.path", 2), ("pool.paht", 2), ("log.level", 3)}
-    file.write_text(f"listen: unix://{tmp_path}/s\npool: {{path: {tmp_path}/p, create: true, size: 1GiB}}\n")
+    assert {(p["field"], p["line"]) for p in problems} == {("pool.paht", 2), ("log.level", 3)}
+    file.write_text(f"listen: unix://{tmp_path}/s\npool: {{path: {tmp_path}/p, create: true, size: 257MiB}}\n")
     assert run("config", "check", str(file)).output == f"{file}: ok\n"
 
 
@@ -290,6 +290,59 @@ def test_config_check_of_a_connector(tmp_path: Path, changes: dict[str, object],
         else:
             assert result.exit_code == 1
             assert message in result.stderr
+
+
+def check_connector(tmp_path: Path, pool: Mapping[str, object], *, whole: bool = False) -> Result:
+    file = tmp_path / "kv.yaml"
+    extra = {"pool": dict(pool)}
+    file.write_text(yaml.safe_dump({**GOOD_CONNECTOR, "kv_connector_extra_config": extra} if whole else extra))
+    return run("config", "check", "--connector", str(file))
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_config_check_of_a_connector_looks_at_the_place_of_its_pool(tmp_path: Path, whole: bool) -> None:
+    at = "kv_connector_extra_config.pool" if whole else "pool"
+    path = tmp_path / "pool"
+    assert check_connector(tmp_path, {"path": str(path), "size": "257MiB"}, whole=whole).exit_code == 0
+    for pool, message in (
+        ({"path": str(tmp_path / "a" / "b")}, f": the directory {tmp_path}/a does not exist; mkdir -p {tmp_path}/a"),
+        ({"path": str(path), "size": "4PiB"}, f"{at}.size = '4PiB': is more than the "),
+        ({"path": str(path), "size": "64MiB"}, f"{at}.size = '64MiB': pool size 64MiB is too small"),
+        ({"path": str(path), "sise": "64MiB"}, f"{at}.sise: unknown key; did you mean {at}.size?"),
+    ):
+        result = check_connector(tmp_path, pool, whole=whole)
+        assert result.exit_code == 1
+        assert message in result.stderr
+        assert ": 1 problem\n" in result.stderr
+    assert not path.exists()
+
+
+def test_config_check_of_a_pool_that_exists(tmp_path: Path) -> None:
+    path, file = tmp_path / "pool", tmp_path / "s.yaml"
+    assert run("pool", "create", str(path), "--size", "6MiB", "--segment-size", "1MiB").exit_code == 0
+    file.write_text(f"listen: unix://{tmp_path}/s\npool: {{path: {path}, size: 9MiB}}\n")
+    note = f"note: pool.size = 9MiB has no effect: the pool {path} exists already, with a size of 6MiB\n"
+    assert run("config", "check", str(file)).stdout == f"{note}{file}: ok\n"
+    assert json.loads(run("config", "check", str(file), "--format", "json").stdout)["notes"] == [note[6:-1]]
+    connector = {"path": str(path), "size": "290MiB"}
+    assert "note: pool.size = 290MiB has no effect" in check_connector(tmp_path, connector).stdout
+    with (path / "data").open("r+b") as data:
+        data.seek(8)
+        data.write(b"\x09")
+    status = run("pool", "status", str(path))
+    assert status.exit_code == 4
+    cause = status.stderr.splitlines()[0].removeprefix("error: ")
+    assert "format version 9" in cause
+    for result in (run("config", "check", str(file)), check_connector(tmp_path, connector)):
+        assert result.exit_code == 1
+        assert cause in result.stderr
+
+
+def test_config_check_says_that_a_policy_nobody_set_is_the_default(tmp_path: Path) -> None:
+    file = tmp_path / "kv.json"
+    file.write_text(json.dumps({k: v for k, v in GOOD_CONNECTOR.items() if k != "kv_load_failure_policy"}))
+    result = run("config", "check", "--connector", str(file))
+    assert "kv_load_failure_policy: is not set, and vLLM's default is 'fail': it must be recompute" in result.stderr
 
 
 def test_config_check_of_the_extra_config_alone(tmp_path: Path) -> None:
