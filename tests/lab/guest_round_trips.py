@@ -177,6 +177,8 @@ def drives() -> dict[str, object]:
     """The emulated machine's NVMe drives, by the kernel's names."""
     found = {}
     for queue in sorted(Path("/sys/block").glob("nvme*/queue")):
+        if (queue.parent / "hidden").read_text().strip() != "0":
+            continue  # a path to a drive
         sectors = int((queue.parent / "size").read_text())
         found[queue.parent.name] = {"size_mib": sectors >> 11, "zoned": (queue / "zoned").read_text().strip()}
     return {"drives": found}

@@ -78,7 +78,8 @@ class TcgMachine:
 
     @property
     def settings(self) -> Mapping[str, str]:
-        return {"LAB_LINE": "/dev/vport0p1", "LAB_MODULES": str(self.image.modules)}
+        drivers = {"LAB_DRIVERS": "nvme"} if self.drives else {}
+        return {"LAB_LINE": "/dev/vport0p1", "LAB_MODULES": str(self.image.modules), **drivers}
 
     def prepare(self, folder: Path) -> None:
         """Drives without an image of their own get one, sparse, in the boot folder."""
