@@ -232,10 +232,11 @@ class Host:
 
     # ---- asking --------------------------------------------------------------------------------------------------
 
-    def act(self) -> None:
-        """Begin one transfer of some kind."""
+    def act(self, *, is_patient: bool = False) -> None:
+        """Begin one transfer of some kind; with deadlines that a target without faults keeps if ``is_patient``."""
         kind = self.rng.choices(("read", "write", "flush", "deallocate"), (5, 6, 1, 1))[0]
         timeout_s = 0.012 if self.rng.random() < 0.02 else self.rng.choice((0.05, 0.5, 0.5, 1.0))
+        timeout_s = 1.0 if is_patient else timeout_s
         transfer = Transfer(Flush(0), None, self.now_s + timeout_s, self.now_s, epoch=self.target.epoch)
         cell = self._free_cell()
         if kind == "flush":

@@ -139,7 +139,7 @@ class World:
         self.pass_time(CALM_S)
         self._check_rest(lost)
         for _ in range(20):
-            host.act()
+            host.act(is_patient=True)
             self.pass_time(0.01)
         self.wait_for(lambda: not host.open, "transfers do not end")
         must(self.seen["ConnectionLost"] == lost, "the connection was lost without a fault")
