@@ -112,6 +112,6 @@ def set_terminal_size(terminal: int, rows: int, columns: int) -> None:
 
 def _take_terminal() -> None:
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-    # Whoever started us may ignore them, as a shell does for what it runs in the background; a command would inherit it.
+    # Whoever started us may ignore them, as a shell does for what it runs in the background, and commands inherit that.
     for number in (signal.SIGINT, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)
