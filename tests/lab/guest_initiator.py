@@ -298,6 +298,32 @@ def told(action: Callable[[], object]) -> list[str]:
     return ["none", ""]
 
 
+def peer() -> dict[str, object]:
+    """Another initiator, the package nvmeof, reads what ours wrote, and ours what it wrote."""
+    import nvmeof
+
+    data = RNG.integers(0, 256, 2 * MIB, dtype=np.uint8)
+    with exported() as address:
+        initiator, _ = join(address)
+        memory = data.copy()
+        region = initiator.register(memory)
+        theirs = nvmeof.Controller.connect(address, NQN, port=SERVICE, queue_depth=16)
+        namespace = theirs.namespace(1)
+        buffer = theirs.allocate(data.nbytes)
+        initiator.write(1, 8, [region.all()])
+        namespace.read(buffer, 8)
+        read_by_peer = buffer.read() == data.tobytes()
+        reversed_data = data[::-1].tobytes()
+        buffer.write(reversed_data)
+        namespace.write(buffer, 4096)
+        initiator.read(1, 4096, [region.all()])
+        read_by_us = memory.tobytes() == reversed_data
+        buffer.close()
+        theirs.close()
+        initiator.close()
+    return {"read_by_peer": read_by_peer, "read_by_us": read_by_us, "left": take_down()}
+
+
 def cost() -> dict[str, object]:
     """How fast, and how much processor time of this process, a command is."""
     with exported() as address:
@@ -339,7 +365,7 @@ def cost() -> dict[str, object]:
     return {"rows": rows, "left": take_down()}
 
 
-CASES = (transfers, idle, target_removed, hard_kill, path_cut, changes, refusals, cost)
+CASES = (transfers, idle, target_removed, hard_kill, path_cut, changes, refusals, peer, cost)
 
 if __name__ == "__main__":
     print(json.dumps({case.__name__: case for case in CASES}[sys.argv[1]]()))

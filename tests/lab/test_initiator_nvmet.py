@@ -78,6 +78,12 @@ def test_what_a_user_may_get_wrong(run_case: RunCase) -> None:
     assert kinds["network"] == "MediaError"
 
 
+def test_another_initiator_reads_what_ours_wrote_and_the_other_way_round(run_case: RunCase) -> None:
+    report = run_case("peer")
+    assert report["read_by_peer"]
+    assert report["read_by_us"]
+
+
 def test_what_a_command_costs(run_case: RunCase) -> None:
     """Numbers to look at; emulation says nothing of real devices, but something of the cost of a command here."""
     rows = run_case("cost")["rows"]
