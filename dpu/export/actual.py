@@ -1,0 +1,42 @@
+"""What a target reports, in the words of ``desired``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from meshfusion.dpu.export.desired import Listener, Namespace
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """A host that has queue pairs. ``live``: not being torn down."""
+
+    host_nqn: str
+    live: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ActualSubsystem:
+    """``hosts``: the NQNs that may connect, and whether each must authenticate.
+
+    ``foreign``: what it has that no :class:`~meshfusion.dpu.export.desired.Subsystem` could describe (a listener of
+    another transport, say); such a subsystem is made anew. ``pending``: why it cannot be touched now, or empty.
+    """
+
+    nqn: str
+    serial: str
+    allow_any_host: bool = False
+    namespaces: frozenset[Namespace] = frozenset()
+    hosts: frozenset[tuple[str, bool]] = frozenset()
+    listeners: frozenset[Listener] = frozenset()
+    connections: frozenset[Connection] = frozenset()
+    foreign: str = ""
+    pending: str = ""
+
+    @property
+    def host_nqns(self) -> frozenset[str]:
+        return frozenset(nqn for nqn, _ in self.hosts)
+
+
+Actual = tuple[ActualSubsystem, ...]
+"""Every subsystem of the target except the discovery one, managed or not."""

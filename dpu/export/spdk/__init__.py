@@ -1,0 +1,1 @@
+"""SPDK's nvmf_tgt over JSON-RPC."""

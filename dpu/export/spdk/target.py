@@ -1,0 +1,129 @@
+"""An SPDK process as target of exports."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from meshfusion.dpu.export.actual import Actual
+from meshfusion.dpu.export.desired import Export, Host
+from meshfusion.dpu.export.errors import ExportError, StepRefusedError
+from meshfusion.dpu.export.fence import Fence, NotYet, verdict
+from meshfusion.dpu.export.reconcile import Report, reconcile
+from meshfusion.dpu.export.spdk.actual import is_nvm_subsystem, parse_subsystem
+from meshfusion.dpu.export.spdk.calls import call_of, key_name
+from meshfusion.dpu.export.spdk.client import SpdkRpc
+from meshfusion.dpu.export.spdk.sizing import Sizing
+from meshfusion.dpu.export.spdk.start import Timeouts, bring_up
+from meshfusion.dpu.export.steps import AddHost, RemoveHost, Step
+from meshfusion.jbof.errors import UnsupportedError
+
+_LOG = logging.getLogger(__name__)
+
+KEY_EXISTS = -17
+"""keyring_file_add_key answers with the negative errno: EEXIST."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpdkSettings:
+    """``attach``: called on every new connection, before exports are applied, with the connected client: it makes the
+    bdevs that namespaces are backed by, idempotently.
+    """
+
+    sizing: Sizing
+    transports: frozenset[str]
+    attach: Callable[[SpdkRpc], None]
+    timeouts: Timeouts = field(default_factory=Timeouts)
+
+
+class SpdkTarget:
+    """Holds what is desired; after a restart of SPDK the next call applies all of it anew. One thread at a time."""
+
+    removal_disconnects = True
+
+    def __init__(self, rpc: SpdkRpc, settings: SpdkSettings, desired: Export) -> None:
+        self._rpc = rpc
+        self._settings = settings
+        self._desired = desired
+        self._connection = 0  # the one that was brought up
+
+    def desire(self, desired: Export) -> Report:
+        """From now on this. Hosts fenced before stay fenced: an incarnation is never readmitted (rule 3)."""
+        self._desired = desired.fencing(self._desired.fenced)
+        return self.reconcile()
+
+    def reconcile(self) -> Report:
+        """Make the target as desired, as far as it goes now. Never raises for faults of the target."""
+        try:
+            return reconcile(self, self._desired)
+        except UnsupportedError as error:
+            return Report(0, unreachable=ExportError(error.message, next_step=error.next_step))
+
+    def fence(self, host_nqn: str) -> Fence:
+        """Take the host's access away for good, and say whether that is confirmed; ask again until it is.
+
+        Confirmed means that, on one connection and thus in one process, the host was listed nowhere and then had no
+        queue pairs anywhere; a connection that is lost meanwhile is in the report.
+
+        Why that is enough: nvmf_subsystem_get_qpairs pauses the subsystem, which waits for Connect commands in flight
+        and keeps further ones until it resumes, when they are checked against the list of hosts anew (lib/nvmf/ctrlr.c,
+        nvmf_ctrlr_cmd_connect). A queue pair is listed until its last request is done (lib/nvmf/nvmf.c,
+        spdk_nvmf_qpair_disconnect). So neither a late Connect nor a late write can follow an empty list.
+        """
+        self._desired = self._desired.fencing(frozenset({host_nqn}))
+        report = self.reconcile()
+        if report.unreachable is not None:
+            return NotYet(report.unreachable.message)
+        try:
+            actual = self.read(self._desired)
+        except (ExportError, UnsupportedError) as error:
+            return NotYet(error.message)
+        return verdict(actual, host_nqn)
+
+    def read(self, desired: Export) -> Actual:
+        self._bring_up()
+        read_s = self._settings.timeouts.read_s
+        reports = [report for report in self._rpc.call("nvmf_get_subsystems", read_s) if is_nvm_subsystem(report)]
+        return tuple(
+            parse_subsystem(
+                report,
+                # Only those of managed subsystems must have the form that a Listener has.
+                self._rpc.call("nvmf_subsystem_get_listeners", read_s, nqn=report["nqn"])
+                if desired.manages(report["nqn"])
+                else (),
+                self._rpc.call("nvmf_subsystem_get_qpairs", read_s, nqn=report["nqn"]),
+            )
+            for report in reports
+        )
+
+    def apply(self, step: Step) -> None:
+        if isinstance(step, AddHost) and step.host.key_file is not None:
+            self._add_key(step.host)
+        method, parameters = call_of(step)
+        self._rpc.call(method, self._settings.timeouts.change_s, **parameters)
+        if isinstance(step, RemoveHost):
+            self._drop_key(step.host_nqn)
+        _LOG.info("applied %s", step)
+
+    def _bring_up(self) -> None:
+        """On every new connection: behind it there may be a new process."""
+        connection = self._rpc.connect(self._settings.timeouts.read_s)
+        if connection != self._connection:
+            bring_up(self._rpc, self._settings.sizing, self._settings.transports, self._settings.timeouts)
+            self._settings.attach(self._rpc)
+            self._connection = connection
+
+    def _add_key(self, host: Host) -> None:
+        change_s = self._settings.timeouts.change_s
+        try:
+            self._rpc.call("keyring_file_add_key", change_s, name=key_name(host.nqn), path=str(host.key_file))
+        except StepRefusedError as error:
+            if error.code != KEY_EXISTS:  # it does after a step whose answer was lost; a host's key never changes
+                raise
+
+    def _drop_key(self, host_nqn: str) -> None:
+        """So that the keyring does not grow with every incarnation. One that is left over does no harm."""
+        with contextlib.suppress(StepRefusedError):  # most have none
+            self._rpc.call("keyring_file_remove_key", self._settings.timeouts.change_s, name=key_name(host_nqn))

@@ -1,0 +1,80 @@
+"""A real nvmf_tgt on this machine, over NVMe/TCP; spdk_nvme_perf beside it is the host that writes."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+from meshfusion.dpu.export.errors import TargetUnreachableError
+from meshfusion.dpu.export.spdk.client import SpdkClient
+from tests.dpu.export.cases import PORT
+
+START_S = 60.0
+
+
+class RealSpdk:
+    """``binary``: nvmf_tgt's path."""
+
+    def __init__(self, binary: Path, folder: Path) -> None:
+        self._binary, self._folder = binary, folder
+        self._socket = folder / "spdk.sock"
+        self._hosts: dict[str, subprocess.Popen[bytes]] = {}
+        self._target = self._start()
+        self.rpc = SpdkClient(self._socket)
+
+    def restart(self) -> None:
+        self._target.kill()
+        self._target.wait()
+        self._target = self._start()
+
+    def connect_host(self, nqn: str, host_nqn: str) -> None:
+        """It writes until it is cut off. Returns when it has its queues."""
+        where = f"trtype:TCP adrfam:IPv4 traddr:127.0.0.1 trsvcid:{PORT} subnqn:{nqn} hostnqn:{host_nqn}"
+        command = [self._binary.parent / "spdk_nvme_perf", "--no-huge", "-s", "256", "-q", "4", "-o", "4096"]
+        with (self._folder / f"perf-{len(self._hosts)}.log").open("wb") as log:
+            self._hosts[host_nqn] = subprocess.Popen(
+                [*map(str, command), "-w", "randwrite", "-t", "300", "-c", "0x2", "-r", where], stdout=log, stderr=log
+            )
+        deadline_s = time.monotonic() + START_S
+        while not any(
+            pair["hostnqn"] == host_nqn and pair["qid"] > 0
+            for pair in self.rpc.call("nvmf_subsystem_get_qpairs", START_S, nqn=nqn)
+        ):
+            assert time.monotonic() < deadline_s, f"{host_nqn} has no I/O queue"
+            time.sleep(0.1)
+
+    def slow_down(self, bdev: str, host_nqn: str) -> None:
+        # SPDK gives up removing a host after 15 s; see Timeouts.
+        for kind in ("avg_write", "p99_write"):
+            options = {"delay_bdev_name": bdev, "latency_type": kind, "latency_us": 24_000_000}
+            self.rpc.call("bdev_delay_update_latency", START_S, **options)
+
+    def finish(self, host_nqn: str) -> None:
+        """Its writes end by themselves."""
+
+    until_writing_s = 2.0
+
+    def stop(self) -> None:
+        self.rpc.close()
+        for process in (*self._hosts.values(), self._target):
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        self._socket.unlink(missing_ok=True)
+        command = [self._binary, "--no-huge", "-s", "512", "-m", "0x1", "--no-pci", "--wait-for-rpc"]
+        with (self._folder / "nvmf_tgt.log").open("ab") as log:
+            target = subprocess.Popen([*map(str, command), "-r", str(self._socket)], stdout=log, stderr=log)
+        client = SpdkClient(self._socket)
+        deadline_s = time.monotonic() + START_S
+        while True:
+            try:
+                client.connect(5.0)
+                client.close()
+                return target
+            except TargetUnreachableError:
+                assert target.poll() is None, f"nvmf_tgt ended; see {self._folder}/nvmf_tgt.log"
+                assert time.monotonic() < deadline_s, "nvmf_tgt does not listen"
+                time.sleep(0.1)

@@ -1,0 +1,171 @@
+"""The order of changes, one plan at a time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from meshfusion.dpu.export.actual import ActualSubsystem, Connection
+from meshfusion.dpu.export.desired import Address, Export, Host, Listener, Namespace, Subsystem
+from meshfusion.dpu.export.diff import Plan, diff
+from meshfusion.dpu.export.fence import Confirmed, NotYet, verdict
+from meshfusion.dpu.export.steps import (
+    AddHost,
+    AddListener,
+    AddNamespace,
+    CreateSubsystem,
+    DeleteSubsystem,
+    DenyAnyHost,
+    RemoveHost,
+    RemoveListener,
+    RemoveNamespace,
+    SetAnaState,
+)
+from meshfusion.jbof.errors import ConfigError
+from tests.dpu.export.cases import HIDDEN, PREFIX, TCP, A, export, host_nqn, namespace, nqn_of, tenant
+
+NQN = nqn_of("a")
+(WANTED,) = export(A).subsystems
+EXACT = ActualSubsystem(
+    NQN,
+    WANTED.serial,
+    namespaces=WANTED.namespaces,
+    hosts=frozenset((host.nqn, False) for host in WANTED.hosts),
+    listeners=WANTED.listeners,
+)
+NS0, NS1 = sorted(WANTED.namespaces, key=lambda there: there.nsid)
+STRANGER = host_nqn("x")
+
+
+def plan(there: ActualSubsystem, wanted: Export | None = None, *, removal_disconnects: bool = True) -> Plan:
+    return diff(wanted or export(A), (there,), removal_disconnects=removal_disconnects)
+
+
+def steps(there: ActualSubsystem, wanted: Export | None = None, *, removal_disconnects: bool = True) -> list[object]:
+    return list(plan(there, wanted, removal_disconnects=removal_disconnects).steps)
+
+
+def test_namespaces_come_before_hosts_and_listeners_last() -> None:
+    assert diff(export(A), (), removal_disconnects=True).steps == (
+        CreateSubsystem(NQN, WANTED.serial),
+        AddNamespace(NQN, NS0),
+        AddNamespace(NQN, NS1),
+        AddHost(NQN, Host(host_nqn("a-1"))),
+        AddHost(NQN, Host(host_nqn("a-2"))),
+        AddListener(NQN, TCP),
+    )
+
+
+def test_nothing_to_do() -> None:
+    assert plan(EXACT) == Plan()
+    assert plan(replace(EXACT, nqn="nqn.2026-11.io.example:other", allow_any_host=True), export()) == Plan()
+
+
+def test_hosts_go_first_and_nothing_is_given_in_the_same_plan() -> None:
+    there = replace(EXACT, hosts=EXACT.hosts | {(STRANGER, False)}, namespaces=frozenset({NS0}), listeners=frozenset())
+    assert steps(there) == [RemoveHost(NQN, STRANGER)]
+    assert steps(replace(there, allow_any_host=True)) == [DenyAnyHost(NQN), RemoveHost(NQN, STRANGER)]
+    moved = steps(there, export(tenant("b", "b0", "")))
+    assert moved[-5:-3] == [RemoveNamespace(NQN, 1), DeleteSubsystem(NQN)], "all that takes comes before all that gives"
+    assert [type(step) for step in moved[-3:]] == [CreateSubsystem, AddNamespace, AddListener]
+
+
+def test_a_host_whose_key_is_other_than_desired_is_let_in_anew() -> None:
+    keyed = replace(WANTED, hosts=frozenset({Host(host_nqn("a-1"), Path("/key")), Host(host_nqn("a-2"))}))
+    assert steps(EXACT, Export(PREFIX, frozenset({keyed}))) == [RemoveHost(NQN, host_nqn("a-1"))]
+
+
+def test_a_namespace_of_another_backing_or_identity_is_replaced() -> None:
+    for wrong in (replace(NS0, backing="b0"), replace(NS0, uuid=UUID(int=1)), replace(NS0, nguid="f" * 32)):
+        there = replace(EXACT, namespaces=frozenset({wrong, NS1}))
+        assert steps(there) == [RemoveNamespace(NQN, 1), AddNamespace(NQN, NS0)]
+
+
+def test_listeners() -> None:
+    other = Listener(Address("tcp", "127.0.0.2", 4420))
+    assert steps(replace(EXACT, listeners=frozenset({HIDDEN, other}))) == [
+        RemoveListener(NQN, other.address),
+        SetAnaState(NQN, TCP),
+    ]
+
+
+def test_what_a_removed_host_has_in_flight_is_waited_for() -> None:
+    there = replace(EXACT, namespaces=frozenset(), connections=frozenset({Connection(STRANGER, live=False)}))
+    found = plan(there)
+    assert found.steps == ()
+    assert [waiting.reason for waiting in found.waiting] == [f"queue pairs of {STRANGER} are still being torn down"]
+    gone = plan(there, Export(PREFIX))
+    assert gone.steps == (RemoveHost(NQN, host_nqn("a-1")), RemoveHost(NQN, host_nqn("a-2")))
+    assert len(gone.waiting) == 1
+
+
+def test_a_stranger_that_lives_costs_the_subsystem() -> None:
+    there = replace(EXACT, connections=frozenset({Connection(STRANGER, live=True)}))
+    assert steps(there)[-1] == DeleteSubsystem(NQN)
+
+
+def test_an_allowed_hosts_connections_are_no_obstacle() -> None:
+    there = replace(EXACT, connections=frozenset({Connection(host_nqn("a-1"), live=True)}), listeners=frozenset())
+    assert steps(there) == [AddListener(NQN, TCP)]
+
+
+@pytest.mark.parametrize(
+    "there",
+    [
+        replace(EXACT, hosts=EXACT.hosts | {(STRANGER, False)}),
+        replace(EXACT, allow_any_host=True),
+        replace(EXACT, serial="other"),
+        replace(EXACT, foreign="namespace 9 is disabled"),
+    ],
+)
+def test_where_removal_does_not_disconnect_the_subsystem_goes(there: ActualSubsystem) -> None:
+    assert steps(there, removal_disconnects=False)[-1] == DeleteSubsystem(NQN)
+
+
+def test_a_busy_subsystem_is_left_alone() -> None:
+    assert plan(replace(EXACT, serial="other", pending="busy")).steps == ()
+    assert plan(replace(EXACT, pending="busy"), Export(PREFIX)).waiting[0].reason == "busy"
+
+
+def test_a_fenced_host_is_not_admitted() -> None:
+    assert steps(EXACT, export(A, fenced="a-1")) == [RemoveHost(NQN, host_nqn("a-1"))]
+
+
+def test_verdicts() -> None:
+    host = host_nqn("a-1")
+    assert verdict((), host) == Confirmed()
+    assert isinstance(verdict((EXACT,), host), NotYet)
+    removed = replace(EXACT, hosts=frozenset())
+    assert verdict((removed,), host) == Confirmed()
+    for live in (True, False):
+        connected = replace(removed, connections=frozenset({Connection(host, live)}))
+        assert verdict((connected,), host) == NotYet(f"{host} still has queue pairs at {NQN}")
+    assert isinstance(verdict((removed,), host, subsystem_nqn=NQN), NotYet)
+    foreign = replace(EXACT, nqn="nqn.2026-11.io.example:other")
+    assert isinstance(verdict((removed, foreign), host), NotYet), "whoever lets it in"
+
+
+def test_what_cannot_be_exported() -> None:
+    with pytest.raises(ConfigError, match="backing a0 would belong to tenants"):
+        export(A, tenant("b", "a0", "b-1"))
+    with pytest.raises(ConfigError, match=r"host .*a-1 would belong to tenants"):
+        export(A, tenant("b", "b0", "a-1"))
+    with pytest.raises(ConfigError, match="does not begin with"):
+        Export(PREFIX, frozenset({replace(WANTED, nqn="nqn.2026-11.io.example:other")}))
+    with pytest.raises(ConfigError, match="NSID 1 is there twice"):
+        replace(WANTED, namespaces=frozenset({namespace(1, "a0"), namespace(1, "a1")}))
+    for nsid, nguid, backing in ((0, "0" * 32, "x"), (129, "0" * 32, "x"), (1, "A" * 32, "x"), (1, "0" * 32, "")):
+        with pytest.raises(ConfigError):
+            Namespace(nsid, UUID(int=0), nguid, backing)
+    with pytest.raises(ConfigError, match="not an absolute path"):
+        Host(host_nqn("a-1"), Path("key"))
+    with pytest.raises(ConfigError, match="slash"):
+        Host("nqn.2026-11.io.example:a/b")
+    for address in (("fc", "127.0.0.1", 1), ("tcp", "localhost", 1), ("tcp", "::1", 0)):
+        with pytest.raises(ConfigError):
+            Address(*address)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="serial"):
+        Subsystem(NQN, "a", "x" * 21)
