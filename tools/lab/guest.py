@@ -61,6 +61,15 @@ class GuestResult:
     run_s: float
 
 
+_KILLED: Final = 128 + signal.SIGKILL
+_MAPPINGS: Final = "vm.max_map_count has been reached"  # the kernel's words (arch/um/os-Linux/skas/mem.c)
+_MAPPINGS_HINT: Final = (
+    "a process in the guest was killed: each of its pages can be a mapping of its own on this machine, and "
+    "vm.max_map_count limits them, by default to 250 MB a process; raise it (sudo sysctl vm.max_map_count=1000000), or "
+    "use --kind tcg"
+)
+
+
 def ready_machine(kind: Kind, drives: tuple[EmulatedDrive, ...] = (), note: Note | None = None) -> Machine:
     """Install and build what ``kind`` needs, as far as it is not there. Raises LabError."""
     note = note or elapsed_notes()
@@ -103,6 +112,8 @@ def run_guest(
             ) from e
         ended = time.monotonic()
         guest.power_off()
+        if code == _KILLED and _MAPPINGS in guest.console.tail():
+            (note or elapsed_notes())(_MAPPINGS_HINT)
     return GuestResult(code, ready - began, ended - ready)
 
 
