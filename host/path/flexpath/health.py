@@ -71,7 +71,7 @@ class Health:
 
     def connected(self, now_s: float) -> None:
         self._is_connected = True
-        if self._strikes == 0 and self._state is _S.QUARANTINED:
+        if self._strikes == 0 and self._state is _S.QUARANTINED:  # it was never there to fail
             self._state, self._live_since_s = _S.LIVE, now_s
 
     def lost(self, now_s: float) -> None:

@@ -86,7 +86,7 @@ class Lane:
         """It is done: learn from it."""
         self._heard(now_s, attempt)
         self._overruns = 0
-        self.speed.observe(attempt.bytes_ahead, now_s - attempt.begun_s)
+        self.speed.observe(now_s, attempt.bytes_ahead, now_s - attempt.begun_s)
         self.health.answered()
 
     def erred(self, now_s: float, attempt: Attempt, *, is_path_error: bool) -> None:

@@ -12,6 +12,7 @@ from typing import Final
 SAMPLES_MIN: Final = 4  # fewer say nothing
 _MEMORY: Final = 32  # answers after which an old one counts a third
 _DECAY: Final = 1 - 1 / _MEMORY
+_HALF_LIFE_S: Final = 1.0  # with few answers: a path that was slow must not look so for long
 _SPREAD_MIN: Final = 0.1  # standard deviation of the bytes, in their mean, below which there is no line to see
 _LATENCY_PART_MAX: Final = 0.75  # of what was seen: noise must not make a path infinitely fast
 _OUTLIER_FACTOR: Final = 8.0  # one answer that was held up somewhere must not decide
@@ -24,6 +25,7 @@ class Speed:
         self._slope_s = 1 / assumed_bandwidth_bytes_per_s
         self._latency_s = assumed_latency_s
         self._samples = 0
+        self._seen_s = 0.0
         self._weight = self._bytes = self._seconds = self._bytes_bytes = self._bytes_seconds = 0.0
 
     @property
@@ -42,18 +44,20 @@ class Speed:
         """Until the last of ``bytes_ahead`` bytes is there, those under way included."""
         return self._latency_s + self._slope_s * bytes_ahead
 
-    def observe(self, bytes_ahead: int, seconds: float) -> None:
-        """A request that made it ``bytes_ahead`` bytes under way was answered ``seconds`` later."""
+    def observe(self, now_s: float, bytes_ahead: int, seconds: float) -> None:
+        """A request that made it ``bytes_ahead`` bytes under way was answered now, ``seconds`` later."""
         if bytes_ahead <= 0 or seconds <= 0:
             return
         if self.is_measured:
             seconds = min(seconds, _OUTLIER_FACTOR * self.completion_s(bytes_ahead))
+        kept = _DECAY * 2.0 ** -((now_s - self._seen_s) / _HALF_LIFE_S)
+        self._seen_s = now_s
         self._samples += 1
-        self._weight = self._weight * _DECAY + 1
-        self._bytes = self._bytes * _DECAY + bytes_ahead
-        self._seconds = self._seconds * _DECAY + seconds
-        self._bytes_bytes = self._bytes_bytes * _DECAY + float(bytes_ahead) ** 2
-        self._bytes_seconds = self._bytes_seconds * _DECAY + bytes_ahead * seconds
+        self._weight = self._weight * kept + 1
+        self._bytes = self._bytes * kept + bytes_ahead
+        self._seconds = self._seconds * kept + seconds
+        self._bytes_bytes = self._bytes_bytes * kept + float(bytes_ahead) ** 2
+        self._bytes_seconds = self._bytes_seconds * kept + bytes_ahead * seconds
         if self.is_measured:
             self._fit()
 
