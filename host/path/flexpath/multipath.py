@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, NamedTuple
 
-from meshfusion.host.path.flexpath.health import PathState
 from meshfusion.host.path.flexpath.link import PathSpec
 from meshfusion.host.path.flexpath.links import Links
+from meshfusion.host.path.flexpath.pieces import Piece, Whole, pieces_of
 from meshfusion.host.path.flexpath.regions import parts_on
+from meshfusion.host.path.flexpath.report import PathReport, report_of
 from meshfusion.host.path.flexpath.requests import Attempt, Begin, Kind, PathChanged, SpreadEffect
 from meshfusion.host.path.flexpath.same_namespace import SameNamespaces
 from meshfusion.host.path.flexpath.serial import Serial
@@ -53,31 +54,20 @@ logger = logging.getLogger("meshfusion.path")
 
 @dataclass(slots=True, eq=False)
 class _Transfer:
-    """``inner``: its last attempt."""
+    """Of one piece. ``inner``: its last attempt."""
 
-    pending: PendingTransfer
+    whole: Whole
     nsid: int
-    lba: int
-    memory: Sequence[RegionPart]
+    piece: Piece
     inner: PendingTransfer | None = None
-
-
-class PathReport(NamedTuple):
-    """A path as it is seen now. ``is_measured``: else bandwidth and latency are guesses."""
-
-    name: str
-    state: PathState
-    is_measured: bool
-    bandwidth_bytes_per_s: float
-    latency_s: float
-    outstanding_bytes: int
+    is_told: bool = False  # that it is in doubt
 
 
 class _Task(NamedTuple):
-    """``transfer``: which begins with it."""
+    """``transfers``: which begin with it."""
 
     call: Callable[[float], Effects]
-    transfer: _Transfer | None = None
+    transfers: Sequence[_Transfer] = ()
 
 
 class Multipath:
@@ -90,8 +80,10 @@ class Multipath:
     def __init__(
         self, paths: Sequence[PathSpec], settings: SpreadSettings | None = None, *, retry_s: float = RETRY_S
     ) -> None:
-        self._spread = Spread(settings or SpreadSettings(), [spec.weight for spec in paths])
-        self._tasks: Serial[_Task | threading.Event] = Serial(self._work)
+        settings = settings or SpreadSettings()
+        self._piece_bytes = settings.piece_bytes
+        self._spread = Spread(settings, [spec.weight for spec in paths])
+        self._tasks: Serial[_Task | Callable[[], None]] = Serial(self._work)
         self._open: set[_Transfer] = set()  # of whoever is at work
         self._crash: MeshFusionError | None = None
         self._namespaces = SameNamespaces()  # of whoever is at work
@@ -111,17 +103,7 @@ class Multipath:
 
     def reports(self) -> list[PathReport]:
         """For people and metrics; may be asked from any thread, and is not of one instant."""
-        return [
-            PathReport(
-                self._links.name(lane.path),
-                lane.health.state,
-                lane.speed.is_measured,
-                lane.speed.bandwidth_bytes_per_s,
-                lane.speed.latency_s,
-                lane.outstanding_bytes,
-            )
-            for lane in self._spread.lanes
-        ]
+        return [report_of(lane, self._links.name(lane.path)) for lane in self._spread.lanes]
 
     def register_address(self, address: int, length_bytes: int, *, writable: bool, owner: object) -> RegisteredRegion:
         """With every path, also those to come. Raises what one that is there raises."""
@@ -175,28 +157,38 @@ class Multipath:
         self, kind: Kind, nsid: int, lba: int, memory: Sequence[RegionPart], timeout_s: float
     ) -> PendingTransfer:
         deadline_s = time.monotonic() + timeout_s
-        transfer = _Transfer(PendingTransfer(memory, deadline_s), nsid, lba, memory)
-        length_bytes = sum(part.length_bytes for part in memory)
-        begin = partial(
-            self._spread.begin, owner=transfer, kind=kind, nsid=nsid, length_bytes=length_bytes, deadline_s=deadline_s
-        )
-        self._tasks.put(_Task(begin, transfer))
-        return transfer.pending
+        pending = PendingTransfer(memory, deadline_s)
+        lba_bytes = self._namespaces.lba_bytes(nsid)
+        if lba_bytes is None:
+            pieces = [Piece(lba, tuple(memory))]
+        else:
+            pieces = list(pieces_of(lba, memory, lba_bytes, self._piece_bytes))
+        whole = Whole(pending, len(pieces))
+        transfers = [_Transfer(whole, nsid, piece) for piece in pieces]
+
+        def begin(now_s: float) -> Effects:
+            effects: Effects = []
+            for transfer in transfers:
+                length_bytes = transfer.piece.length_bytes
+                effects += self._spread.begin(now_s, transfer, kind, nsid, length_bytes, deadline_s)
+            return effects
+
+        self._tasks.put(_Task(begin, transfers))
+        return pending
 
     # ---- the machine, used by one thread at a time ---------------------------------------------------------------
 
     def _wait_for_turn(self) -> None:
         """Until everything is done that was to be done before, such as a call of an initiator that will be closed."""
         turn = threading.Event()
-        self._tasks.put(turn)
+        self._tasks.put(turn.set)
         turn.wait()
 
-    def _work(self, task: _Task | threading.Event) -> None:
-        if isinstance(task, threading.Event):
-            task.set()
+    def _work(self, task: _Task | Callable[[], None]) -> None:
+        if not isinstance(task, _Task):
+            task()
             return
-        if task.transfer is not None:
-            self._open.add(task.transfer)
+        self._open.update(task.transfers)
         if self._crash is None:
             try:
                 now_s = time.monotonic()
@@ -218,15 +210,16 @@ class Multipath:
                 logger.info("path %s is %s", self._links.name(path), state.value)
             case TransferDone(_Transfer() as transfer):
                 self._open.remove(transfer)
-                transfer.pending.end()
+                transfer.whole.done()
             case TransferFailed(_Transfer() as transfer, error, is_retryable):
                 self._open.remove(transfer)
-                transfer.pending.end(error, is_retryable=is_retryable)
+                transfer.whole.failed(error, is_retryable=is_retryable)
             case TransferInDoubt(_Transfer() as transfer, error):
-                transfer.pending.doubt(error)
+                transfer.is_told = True
+                transfer.whole.in_doubt(error)
             case TransferMemoryFree(_Transfer() as transfer):
                 self._open.remove(transfer)
-                transfer.pending.free_memory()
+                transfer.whole.memory_free()
 
     def _attempt(self, now_s: float, attempt: Attempt) -> None:
         request, initiator = attempt.request, self._links.initiator(attempt.path)
@@ -236,8 +229,8 @@ class Multipath:
             self._became(TransferFailed(attempt, not_connected(self._links.name(attempt.path)), is_retryable=True))
             return
         begin = initiator.begin_read if request.kind is Kind.READ else initiator.begin_write
-        memory = parts_on(attempt.path, transfer.memory)
-        inner = begin(transfer.nsid, transfer.lba, memory, timeout_s=max(0.0, attempt.deadline_s - now_s))
+        memory = parts_on(attempt.path, transfer.piece.memory)
+        inner = begin(transfer.nsid, transfer.piece.lba, memory, timeout_s=max(0.0, attempt.deadline_s - now_s))
         transfer.inner = inner
         inner.when_ended(partial(self._on_ended, attempt, inner))
 
@@ -245,12 +238,12 @@ class Multipath:
         """Memory is free when the last attempt says so, whatever the machine thought."""
         transfers, self._open = self._open, set()
         for transfer in transfers:
-            if not transfer.pending.has_ended:
-                transfer.pending.doubt(error)
+            if not transfer.is_told:
+                transfer.whole.in_doubt(error)
             if transfer.inner is None:
-                transfer.pending.free_memory()
+                transfer.whole.memory_free()
             else:
-                transfer.inner.when_memory_free(transfer.pending.free_memory)
+                transfer.inner.when_memory_free(partial(self._tasks.put, transfer.whole.memory_free))
 
     def _tell_access(self, path: int, now_s: float) -> Effects:
         """What the path reaches, as is known when the machine gets to it."""

@@ -14,6 +14,7 @@ from meshfusion.jbof.nvme.logs import AnaState
 
 class _Known(NamedTuple):
     identity: object
+    lba_bytes: int
     first_path: int
     is_unique: bool
 
@@ -31,9 +32,15 @@ class SameNamespaces:
                 access[nsid] = state
         return access
 
+    def lba_bytes(self, nsid: int) -> int | None:
+        """Of a block; None: no path has shown it."""
+        known = self._known.get(nsid)
+        return known.lba_bytes if known is not None else None
+
     def _is_same(self, path: int, namespace: Namespace) -> bool:
         ids = namespace.ids
         is_unique = bool(ids.nguid or ids.uuid or ids.eui64)
-        identity = (ids.nguid, ids.uuid, ids.eui64, namespace.info.lba_bytes)
-        known = self._known.setdefault(namespace.nsid, _Known(identity, path, is_unique))
+        lba_bytes = namespace.info.lba_bytes
+        identity = (ids.nguid, ids.uuid, ids.eui64, lba_bytes)
+        known = self._known.setdefault(namespace.nsid, _Known(identity, lba_bytes, path, is_unique))
         return identity == known.identity and (known.is_unique or path == known.first_path)

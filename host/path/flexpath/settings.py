@@ -26,12 +26,14 @@ class SpreadSettings:
     - A request that has less than ``least_time_s`` left is not sent, nor one whose path is expected to need more than
       half of what is left: a command that misses its deadline costs the connection, and puts writes in doubt that had
       all the time they needed.
+    - A transfer is cut into requests of ``piece_bytes``, so that a large one goes over several paths.
     - A request is tried ``max_attempts`` times; ``max_waiting`` requests may wait for room on a path.
     """
 
     max_outstanding_bytes: int = 64 << 20
     min_outstanding_bytes: int = 2 << 20
     max_outstanding_requests: int = 1024
+    piece_bytes: int = 4 << 20
     queue_s: float = 0.05
     assumed_bandwidth_bytes_per_s: float = 1e9
     assumed_latency_s: float = 0.001

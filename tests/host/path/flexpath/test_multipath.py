@@ -10,6 +10,7 @@ import pytest
 
 from meshfusion.host.path.flexpath.health import PathState
 from meshfusion.host.path.flexpath.requests import NoPathError
+from meshfusion.host.path.flexpath.settings import SpreadSettings
 from meshfusion.jbof.errors import MediaError
 from meshfusion.jbof.nvme.logs import AnaState
 from meshfusion.jbof.nvme.memory import MemoryInUseError
@@ -42,6 +43,40 @@ def test_written_bytes_come_back_over_any_path() -> None:
             r.read(block).wait()
         assert (r.array == expected).all()
         assert r.region.use_count == 0
+
+
+def test_a_large_write_goes_over_all_paths_and_is_whole() -> None:
+    with rig(settings=SpreadSettings(piece_bytes=BLOCK, probe_s=1e9)) as r:
+        r.array[:] = np.random.default_rng(2).integers(0, 256, r.array.nbytes, np.uint8)
+        r.hold()
+        memory = [r.region.part(0, 3 * BLOCK), r.region.part(5 * BLOCK, BLOCK)]
+        pending = r.paths.begin_write(NSID, 0, memory, timeout_s=5)
+        assert sorted(lba for _, _, lba in r.fabric.log) == [0, 1, 2, 3]
+        assert {number for number, _, _ in r.fabric.log} == {0, 1}
+        for number in (0, 1):
+            for held in r.fabric.path(number).held:
+                assert not pending.has_ended
+                held.land()
+                held.pending.end()
+            r.fabric.path(number).held.clear()
+        pending.wait()
+        assert r.region.use_count == 0
+        expected = np.concatenate([r.array[: 3 * BLOCK], r.array[5 * BLOCK : 6 * BLOCK]])
+        assert bytes(r.fabric.medium[: 4 * BLOCK]) == expected.tobytes()
+
+
+def test_a_large_write_is_in_doubt_if_a_piece_is() -> None:
+    with rig(settings=SpreadSettings(piece_bytes=BLOCK)) as r:
+        r.hold()
+        pending = r.paths.begin_write(NSID, 0, [r.region.all()], timeout_s=5)
+        r.fabric.path(0).lose()
+        assert not pending.has_ended, "the other path has pieces"
+        for held in r.fabric.path(1).held:
+            held.pending.end()
+        r.fabric.path(1).held.clear()
+        with pytest.raises(FateUnknownError):
+            pending.wait()
+        assert pending.wait_memory_free(1)
 
 
 def test_a_read_is_replayed_when_its_path_says_that_nobody_can_write_any_more() -> None:

@@ -13,7 +13,7 @@ from tests.host.path.flexpath.sim.mutants import MUTANTS
 from tests.host.path.flexpath.sim.throughput import KINDS, check_throughput
 from tests.host.path.flexpath.sim.world import SimulationFailed, run
 
-BATCHES, WORLDS_PER_BATCH = 3, 20
+BATCHES, WORLDS_PER_BATCH = 2, 20
 NIGHTLY_FIRST_SEED, NIGHTLY_WORLDS = 100_000, 2000
 MUTANT_WORLDS = 40
 MUST_HAPPEN = (
