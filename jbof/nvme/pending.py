@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from meshfusion.jbof.errors import MediaError, MeshFusionError
@@ -22,14 +22,43 @@ class FateUnknownError(MediaError):
         self.transfer = transfer
 
 
+class _Moment:
+    """An event that may be waited for, and that calls whoever asked for it."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+        self._lock = threading.Lock()
+        self._calls: list[Callable[[], None]] = []
+
+    def is_set(self) -> bool:
+        return self._event.is_set()
+
+    def wait(self, timeout_s: float) -> bool:
+        return self._event.wait(timeout_s)
+
+    def set(self) -> None:
+        with self._lock:
+            self._event.set()
+            calls, self._calls = self._calls, []
+        for call in calls:
+            call()
+
+    def then(self, call: Callable[[], None]) -> None:
+        with self._lock:
+            if not self._event.is_set():
+                self._calls.append(call)
+                return
+        call()
+
+
 class PendingTransfer:
     """A transfer under way. Its regions cannot be closed until its memory is free."""
 
     def __init__(self, parts: Sequence[RegionPart], deadline_s: float) -> None:
         self._parts = parts
         self._deadline_s = deadline_s
-        self._ended = threading.Event()
-        self._memory_free = threading.Event()
+        self._ended = _Moment()
+        self._memory_free = _Moment()
         self._error: MeshFusionError | None = None
         self.is_retryable = False
         self.is_in_doubt = False
@@ -42,6 +71,22 @@ class PendingTransfer:
     def has_ended(self) -> bool:
         """:meth:`wait` returns, or raises, at once."""
         return self._ended.is_set()
+
+    @property
+    def error(self) -> MeshFusionError | None:
+        """Why it failed or is in doubt; None while it is under way and when it succeeded."""
+        return self._error
+
+    def when_ended(self, call: Callable[[], None]) -> None:
+        """``call`` once when it has ended: on the initiator's thread, so it must not wait; at once if it is too late.
+
+        An end that is not in doubt finds the memory free.
+        """
+        self._ended.then(call)
+
+    def when_memory_free(self, call: Callable[[], None]) -> None:
+        """The same, once nobody can touch its memory any more."""
+        self._memory_free.then(call)
 
     def wait(self) -> None:
         """Until it has ended, or soon after its deadline. Raises its error or :class:`FateUnknownError`."""

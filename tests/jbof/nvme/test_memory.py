@@ -67,6 +67,32 @@ def test_a_transfer_that_failed_tells_its_error_and_frees_its_memory() -> None:
     assert (made.use_count, pending.is_retryable) == (0, True)
 
 
+def test_whoever_asked_is_called_once_at_each_moment() -> None:
+    log: list[str] = []
+    pending = PendingTransfer([region().all()], 0.0)
+    pending.when_ended(lambda: log.append(f"ended, in doubt: {pending.is_in_doubt}"))
+    pending.when_memory_free(lambda: log.append("free"))
+    assert log == []
+    pending.doubt(LOST)
+    assert log == ["ended, in doubt: True"]
+    assert pending.error is LOST
+    pending.free_memory()
+    assert log[1:] == ["free"]
+    pending.when_ended(lambda: log.append("ended before"))
+    pending.when_memory_free(lambda: log.append("free before"))
+    assert log[2:] == ["ended before", "free before"]
+
+
+def test_who_hears_of_a_certain_end_may_use_the_memory() -> None:
+    made = region()
+    pending = PendingTransfer([made.all()], 0.0)
+    seen: list[tuple[bool, int]] = []
+    pending.when_ended(lambda: seen.append((pending.wait_memory_free(0), made.use_count)))
+    pending.end()
+    assert seen == [(True, 0)]
+    assert pending.error is None
+
+
 def test_a_transfer_that_nobody_ends_is_in_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("meshfusion.jbof.nvme.pending._GRACE_S", 0.01)
     with pytest.raises(FateUnknownError, match="did not end"):
