@@ -116,8 +116,15 @@ class Engine:
         """Empty the engine's own prefix cache, so that the next request can only hit the pool.
 
         ``running``: preempt what runs, which then has to find its KV elsewhere; without it this fails while any does.
+        Blocks that are being saved are kept as well, so that those saves are waited for.
         """
-        return bool(self._llm.reset_prefix_cache(reset_running_requests=running, reset_connector=connector))
+        end_s = time.monotonic() + SETTLE_S
+        while not self._llm.reset_prefix_cache(reset_running_requests=running, reset_connector=connector):
+            if not self.gauges()["pinned_saves"] or self.gauges()["running"] or time.monotonic() > end_s:
+                return False
+            self._step()
+            time.sleep(0.005)
+        return True
 
     # ---- looking in ----------------------------------------------------------------------------------------------
 
