@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -52,6 +53,12 @@ def _nothing_is_left(engine: EngineProcess, prompts: Prompts, reference: Referen
     engine.settle()
 
 
+def await_lookup(engine: EngineProcess) -> None:
+    """Let the client's threads work: steps without a pause leave them little of Python's lock."""
+    engine.call("step")
+    time.sleep(0.5)
+
+
 def test_abort_before_any_step(engine: EngineProcess, prompts: Prompts) -> None:
     engine.add("gone", prompts.aligned)
     engine.call("abort", request_ids=["gone"])
@@ -94,6 +101,7 @@ def test_a_request_that_waits_is_promised_the_same_from_one_lookup(
     engine.add("hog", hog, max_tokens=60)
     engine.call("step", until="running")
     engine.add("waits", prompts.aligned)  # 32 blocks: there is no room beside the hog's 30
+    await_lookup(engine)
     engine.call("step", count=40)
     assert engine.call("gauges")["waiting"] == 1
     leases = engine.call("pool_status")["lease_count"]
@@ -114,6 +122,7 @@ def test_abort_while_waiting_with_a_promise(engine: EngineProcess, prompts: Prom
     engine.add("hog", hog, max_tokens=60)
     engine.call("step", until="running")
     engine.add("gone", prompts.aligned)
+    await_lookup(engine)
     engine.call("step", count=20)
     assert engine.call("pool_status")["lease_count"] == 1
     engine.call("abort", request_ids=["gone"])

@@ -6,10 +6,12 @@ Prints what it saw as one JSON object.
 from __future__ import annotations
 
 import json
+import queue
 import sys
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -62,19 +64,21 @@ class Reader:
         self.oldest_s = 0.0
 
     def run(self, seconds: float, at_start: Callable[[], None] = lambda: None) -> None:
-        window: deque[tuple[PendingTransfer, int, int, float]] = deque()
+        ended: queue.SimpleQueue[tuple[PendingTransfer, int, int, float]] = queue.SimpleQueue()
         free = deque(range(UNDER_WAY))
         at_start()
         end_s = time.monotonic() + seconds
-        while time.monotonic() < end_s or window:
+        while time.monotonic() < end_s or len(free) < UNDER_WAY:
             while free and time.monotonic() < end_s:
                 slot = free.popleft()
                 lba = int(self._rng.integers(0, (len(DATA) - READ_BYTES) // LBA_BYTES))
                 part = self._region.part(slot * READ_BYTES, READ_BYTES)
                 pending = self._initiator.begin_read(NSID, lba, [part], timeout_s=TIMEOUT_S)
-                window.append((pending, slot, lba, time.monotonic()))
-            if window:
-                self._finish(*window.popleft(), free)
+                read = (pending, slot, lba, time.monotonic())
+                pending.when_ended(partial(ended.put, read))
+            if len(free) == UNDER_WAY:
+                break
+            self._finish(*ended.get(), free)  # in the order in which they end: a slow path holds up none of another
 
     def _finish(self, pending: PendingTransfer, slot: int, lba: int, began_s: float, free: deque[int]) -> None:
         try:
