@@ -133,8 +133,14 @@ class Engine:
         return self._llm.llm_engine.engine_core.engine_core.scheduler
 
     def gauges(self) -> dict[str, int]:
-        side = self._scheduler.connector.scheduler_side
-        return {**side.gauges(), "waiting": len(self._scheduler.waiting), "running": len(self._scheduler.running)}
+        scheduler = self._scheduler
+        running = len(scheduler.running)
+        # Not the length of one of its queues: vLLM has had more than one for requests that wait.
+        return {
+            **scheduler.connector.scheduler_side.gauges(),
+            "waiting": len(scheduler.requests) - running,
+            "running": running,
+        }
 
     def counts(self) -> dict[str, int]:
         side = self._scheduler.connector.scheduler_side

@@ -103,7 +103,8 @@ def test_a_request_that_waits_is_promised_the_same_from_one_lookup(
     engine.add("waits", prompts.aligned)  # 32 blocks: there is no room beside the hog's 30
     await_lookup(engine)
     engine.call("step", count=40)
-    assert engine.call("gauges")["waiting"] == 1
+    gauges = engine.call("gauges")
+    assert gauges["waiting"] == 1, (gauges, engine.call("counts"), engine.call("questions")[asked_before:][-6:])
     leases = engine.call("pool_status")["lease_count"]
     assert leases == 1
     done = engine.finish()
