@@ -18,7 +18,7 @@ from meshfusion.tools.lab.guest import ready_machine
 from meshfusion.tools.lab.machine import Boot, boot_folder, boot_script
 from meshfusion.tools.lab.qemu import EmulatedDrive, TcgMachine, drive_arguments
 from meshfusion.tools.lab.tcg_image import ArchiveEntry, TcgImage, cpio_archive, read_module, unpacked_kernel
-from meshfusion.tools.lab.uml import UmlMachine, memory_directory
+from meshfusion.tools.lab.uml import UmlMachine, memory_directory, one_processor
 
 BOOT = Boot(Path("/boot-folder"), line_fd=7, memory_mib=512, output_directory=Path("/data/out,1"))
 IMAGE = TcgImage(Path("/image/vmlinux"), Path("/image/initrd"), Path("/image/modules/6.1"))
@@ -26,7 +26,8 @@ IMAGE = TcgImage(Path("/image/vmlinux"), Path("/image/initrd"), Path("/image/mod
 
 def test_uml_arguments() -> None:
     launch = UmlMachine(Path("/cache/linux")).launch(BOOT)
-    assert launch.argv[0] == "/cache/linux"
+    assert "/cache/linux" in launch.argv[:4]
+    assert launch.argv[: launch.argv.index("/cache/linux")] == one_processor()
     assert {"mem=512M", "rootfstype=hostfs", "rootflags=/", "ro", "con1=fd:7", "con0=null,fd:1"} < set(launch.argv)
     assert {"init=/boot-folder/init", "lab=/boot-folder", "uml_dir=/boot-folder/uml/"} < set(launch.argv)
     assert launch.argv.index("con=null") < launch.argv.index("con1=fd:7"), "the last one counts"
@@ -152,3 +153,9 @@ def test_modules_are_uncompressed(tmp_path: Path) -> None:
     (tmp_path / "b.ko.xz").write_bytes(lzma.compress(b"module"))
     assert read_module(tmp_path / "a.ko") == ("a.ko", b"module")
     assert read_module(tmp_path / "b.ko.xz") == ("b.ko", b"module")
+
+
+def test_a_guest_stays_on_one_processor_that_it_may_use() -> None:
+    taskset, option, cpu = one_processor()
+    assert (Path(taskset).name, option) == ("taskset", "-c")
+    assert int(cpu) in os.sched_getaffinity(0)
