@@ -65,7 +65,7 @@ def _privileged(*command: str) -> str:
     try:
         done = subprocess.run(command, check=False, capture_output=True, text=True)
     except FileNotFoundError:
-        pytest.skip(f"needs hardware: {command[0]} is not installed, so no loop device can be made")
+        pytest.skip(f"{command[0]} is not installed, so no loop device can be made")
     if done.returncode:
         pytest.skip(f"needs hardware: {' '.join(command)} is not permitted here: {done.stderr.strip()}")
     return done.stdout.strip()

@@ -16,26 +16,22 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from meshfusion.dpu.api.types import Extent
 from meshfusion.host.path.data_path import DataPath
-from meshfusion.host.path.load_job import LoadJob, LoadResult, UnitRead
+from meshfusion.host.path.load_job import LoadJob, LoadResult
 from meshfusion.host.path.rdma import rdma_path
 from meshfusion.host.path.shards import ShardWrite, ShardWritten
 from meshfusion.jbof.digest import load_kernels
 from meshfusion.jbof.format import (
     LBA_BYTES,
-    ChunkHeader,
     decode_chunk_header,
-    header_lba_count,
-    shard_lba_count,
-    unit_lba_count,
 )
 from meshfusion.jbof.nvme.controller_effects import ControllerState
 from meshfusion.jbof.nvme.initiator import Initiator
 from meshfusion.tools.lab.guest_setup.block import MemoryDevice, make_memory_device
 from meshfusion.tools.lab.guest_setup.links import cut_path, restore_path, soft_roce_on_dummy, soft_roce_paths
 from meshfusion.tools.lab.guest_setup.nvmet import Port, Subsystem, export
-from tests.host.support.kv_memory import BLOCK_TOKENS, KvMemory, layer_outermost
+from tests.host.support.kv_memory import KvMemory, layer_outermost
+from tests.host.support.shard_writes import reads_of, shard_write
 from tests.lab.guest_initiator import NQN, SIZE_MIB, join, take_down, until
 
 NSID = 1
@@ -70,24 +66,7 @@ def opened(kv: KvMemory, address: str, **settings: Any) -> tuple[DataPath, Initi
 
 
 def shard(kv: KvMemory, block_ids: range) -> ShardWrite:
-    unit_bytes = kv.layout.unit_bytes
-    header = ChunkHeader(
-        pool_uuid=b"p" * 16,
-        identity=b"i" * 32,
-        key=b"k" * 32,
-        tenant="default",
-        group=0,
-        rank=0,
-        position_tokens=0,
-        token_count=BLOCK_TOKENS * len(block_ids),
-        segment=0,
-        generation=1,
-        lba=FIRST_LBA,
-        unit_bytes=unit_bytes,
-        unit_digests=(),
-    )
-    extent = Extent(1, 0, FIRST_LBA, shard_lba_count(unit_bytes, len(block_ids)), 1)
-    return ShardWrite((0, 1), extent, header, tuple(block_ids))
+    return shard_write(kv.layout.unit_bytes, block_ids, FIRST_LBA)
 
 
 def save(path: DataPath, write: ShardWrite) -> ShardWritten:
@@ -100,16 +79,6 @@ def save(path: DataPath, write: ShardWrite) -> ShardWritten:
 
     until(look)
     return taken[0]
-
-
-def reads_of(write: ShardWrite, digests: tuple[bytes, ...], into: range) -> list[UnitRead]:
-    unit_bytes = write.header.unit_bytes
-    first = FIRST_LBA + header_lba_count(len(digests))
-    stride = unit_lba_count(unit_bytes)
-    return [
-        UnitRead(first + i * stride, unit_bytes, block, digest)
-        for i, (block, digest) in enumerate(zip(into, digests, strict=True))
-    ]
 
 
 def wait(job: LoadJob) -> LoadResult:

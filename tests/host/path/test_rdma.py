@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from meshfusion.dpu.api.types import Extent
 from meshfusion.host.path.data_path import DataPath
 from meshfusion.host.path.load_job import UnitRead
 from meshfusion.host.path.rdma import rdma_path
@@ -18,14 +17,11 @@ from meshfusion.jbof.digest import DigestKernels
 from meshfusion.jbof.errors import MediaError, UnsupportedError
 from meshfusion.jbof.format import (
     LBA_BYTES,
-    ChunkHeader,
     decode_chunk_header,
-    header_lba_count,
-    shard_lba_count,
-    unit_lba_count,
 )
-from tests.host.support.kv_memory import BLOCK_TOKENS, KvMemory, block_outermost, layer_outermost
+from tests.host.support.kv_memory import KvMemory, block_outermost, layer_outermost
 from tests.host.support.memory_namespace import NSID, MemoryNamespace
+from tests.host.support.shard_writes import reads_of, shard_write
 from tests.host.support.staged_rig import into, wait
 from tests.host.support.waiting import until
 
@@ -51,24 +47,7 @@ class Rig:
         )
 
     def shard(self, block_ids: list[int], save_id: int = 1, lba: int = FIRST_LBA) -> ShardWrite:
-        unit_bytes = self.kv.layout.unit_bytes
-        header = ChunkHeader(
-            pool_uuid=b"p" * 16,
-            identity=b"i" * 32,
-            key=save_id.to_bytes(32, "big"),
-            tenant="default",
-            group=0,
-            rank=0,
-            position_tokens=0,
-            token_count=BLOCK_TOKENS * len(block_ids),
-            segment=0,
-            generation=1,
-            lba=lba,
-            unit_bytes=unit_bytes,
-            unit_digests=(),
-        )
-        extent = Extent(1, 0, lba, shard_lba_count(unit_bytes, len(block_ids)), 1)
-        return ShardWrite((0, save_id), extent, header, tuple(block_ids))
+        return shard_write(self.kv.layout.unit_bytes, block_ids, lba, save_id)
 
     def written(self) -> ShardWritten:
         taken = until(self.path.take_written, what="for a save")
@@ -77,15 +56,11 @@ class Rig:
         return result
 
     def save(self, block_ids: list[int]) -> list[UnitRead]:
-        self.path.save([self.shard(block_ids)])
+        write = self.shard(block_ids)
+        self.path.save([write])
         digests = self.written().unit_digests
         assert digests is not None
-        unit_bytes = self.kv.layout.unit_bytes
-        first = FIRST_LBA + header_lba_count(len(digests))
-        return [
-            UnitRead(first + i * unit_lba_count(unit_bytes), unit_bytes, block, digest)
-            for i, (block, digest) in enumerate(zip(block_ids, digests, strict=True))
-        ]
+        return reads_of(write, digests)
 
 
 def aligned() -> KvMemory:

@@ -8,20 +8,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from meshfusion.dpu.api.types import Extent
 from meshfusion.host.path.load_job import LoadJob, LoadResult, UnitRead
 from meshfusion.host.path.shards import ShardWrite, ShardWritten
 from meshfusion.host.path.staged import staged_path
 from meshfusion.jbof.digest import DigestKernels
 from meshfusion.jbof.format import (
     LBA_BYTES,
-    ChunkHeader,
-    header_lba_count,
     shard_lba_count,
-    unit_lba_count,
 )
 from tests.host.support.data_files import UnrulyFile, open_new_file
-from tests.host.support.kv_memory import BLOCK_TOKENS, KvMemory, layer_outermost
+from tests.host.support.kv_memory import KvMemory, layer_outermost
+from tests.host.support.shard_writes import reads_of, shard_write
 
 FIRST_LBA = 256
 MAX_UNITS = 8
@@ -47,24 +44,9 @@ class Rig:
         )
 
     def shard_write(self, save_id: int, block_ids: list[int]) -> ShardWrite:
-        lba_count = shard_lba_count(self.kv.layout.unit_bytes, len(block_ids))
-        lba, self.next_lba = self.next_lba, self.next_lba + lba_count
-        header = ChunkHeader(
-            pool_uuid=b"p" * 16,
-            identity=b"i" * 32,
-            key=save_id.to_bytes(32, "big"),
-            tenant="default",
-            group=0,
-            rank=0,
-            position_tokens=0,
-            token_count=BLOCK_TOKENS * len(block_ids),
-            segment=0,
-            generation=1,
-            lba=lba,
-            unit_bytes=self.kv.layout.unit_bytes,
-            unit_digests=(),
-        )
-        return ShardWrite((0, save_id), Extent(1, 0, lba, lba_count, 1), header, tuple(block_ids))
+        write = shard_write(self.kv.layout.unit_bytes, block_ids, self.next_lba, save_id)
+        self.next_lba += write.extent.lba_count
+        return write
 
     def written(self, count: int) -> dict[int, ShardWritten]:
         results: dict[int, ShardWritten] = {}
@@ -87,12 +69,7 @@ class Rig:
         return self.reads(write, digests)
 
     def reads(self, write: ShardWrite, digests: tuple[bytes, ...]) -> list[UnitRead]:
-        unit_bytes = self.kv.layout.unit_bytes
-        first = write.extent.lba + header_lba_count(len(digests))
-        return [
-            UnitRead(first + i * unit_lba_count(unit_bytes), unit_bytes, block_id, digest)
-            for i, (block_id, digest) in enumerate(zip(write.block_ids, digests, strict=True))
-        ]
+        return reads_of(write, digests)
 
 
 def into(reads: list[UnitRead], block_ids: list[int]) -> list[UnitRead]:
