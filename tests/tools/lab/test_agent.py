@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import os
 import re
+import selectors
 import socket
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from enum import StrEnum
 from pathlib import Path
 
 import pytest
 
 from meshfusion.tools.lab.commands import OutputTail, run_command
 from meshfusion.tools.lab.guest_agent.agent import Agent
-from meshfusion.tools.lab.guest_agent.frames import Frame, FrameError, Kind, Request, encode_size
+from meshfusion.tools.lab.guest_agent.frames import Frame, Kind, Request, encode_size
 from meshfusion.tools.lab.line import Line, LineClosed
 
 ENVIRONMENT = {"PATH": "/usr/bin:/bin"}
@@ -25,15 +27,36 @@ def soon() -> float:
     return time.monotonic() + 20.0
 
 
-@pytest.fixture
-def line() -> Iterator[Line]:
+class Order(StrEnum):
+    """In which order a loop is told of what came while it was busy."""
+
+    AS_IT_COMES = "as it comes"
+    OLDEST_FIRST = "all at once, oldest first"
+    NEWEST_FIRST = "all at once, newest first"
+
+
+class OrderedSelector(selectors.SelectSelector):
+    """Looks only after a while, when much has happened, and tells it by number of the stream."""
+
+    def __init__(self, order: Order) -> None:
+        super().__init__()
+        self._order = order
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if self._order is not Order.AS_IT_COMES:
+            time.sleep(0.02)
+        return sorted(super().select(timeout), key=lambda e: e[0].fd, reverse=self._order is Order.NEWEST_FIRST)
+
+
+@pytest.fixture(params=list(Order))
+def line(request: pytest.FixtureRequest) -> Iterator[Line]:
     ours, theirs = socket.socketpair()
     failures: list[BaseException] = []
 
     def serve() -> None:
         try:
-            Agent(theirs.fileno()).serve()
-        except FrameError as e:
+            Agent(theirs.fileno(), OrderedSelector(request.param)).serve()
+        except BaseException as e:
             failures.append(e)
         theirs.close()
 
@@ -131,6 +154,21 @@ def test_terminal(line: Line) -> None:
     line.send(Frame(Kind.INPUT, 1, b"words\r"), soon())
     assert "44 88\r\n" in terminal_text(line, "got words\r\n")
     assert line.receive(soon()) == Frame(Kind.EXIT, 1, b"0")
+
+
+def test_a_closed_terminal_takes_nothing(line: Line) -> None:
+    ignore_hangup = "import os, signal, time; signal.signal(signal.SIGHUP, signal.SIG_IGN)"
+    script = f"{ignore_hangup}; [os.close(fd) for fd in range(3)]; time.sleep(0.5)"
+    request = Request((sys.executable, "-c", script), environment=ENVIRONMENT, terminal=(24, 80))
+    line.send(Frame(Kind.RUN, 1, request.encode()), soon())
+    for _ in range(20):
+        line.send(Frame(Kind.INPUT, 1, b"words"), soon())
+        line.send(Frame(Kind.RESIZE, 1, encode_size(44, 88)), soon())
+        time.sleep(0.02)
+    while (frame := line.receive(soon())).kind is Kind.OUTPUT:
+        pass  # the terminal's echo
+    assert frame == Frame(Kind.EXIT, 1, b"0")
+    assert shell(line, "echo next") == (0, "next\n", "")
 
 
 def test_interrupt_key(line: Line) -> None:

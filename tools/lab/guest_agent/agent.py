@@ -27,10 +27,10 @@ MAX_LAST_READS: Final = 64
 class Agent:
     """Serves the frames that come in on ``line``, an open serial line or socket, until it is told to halt."""
 
-    def __init__(self, line: int) -> None:
+    def __init__(self, line: int, selector: selectors.BaseSelector | None = None) -> None:
         self._line = line
         self._decoder = FrameDecoder()
-        self._selector = selectors.DefaultSelector()
+        self._selector = selectors.DefaultSelector() if selector is None else selector
         self._sessions: dict[int, Session] = {}
         self._halted = False
 
@@ -40,10 +40,15 @@ class Agent:
         self._send(Frame(Kind.READY, payload=os.uname().release.encode()))
         while not self._halted:
             for key, _ in self._selector.select():
-                handler: Handler = key.data
-                handler()
+                self._handle(key)
         for session in self._sessions.values():
             session.kill()
+
+    def _handle(self, key: selectors.SelectorKey) -> None:
+        """Unless a handler before it closed what this event is of: its number may be another stream's by now."""
+        if self._selector.get_map().get(key.fd) is key:
+            handler: Handler = key.data
+            handler()
 
     def _send(self, frame: Frame) -> None:
         data = memoryview(encode_frame(frame))
@@ -92,7 +97,7 @@ class Agent:
     def _type(self, session: Session, data: bytes) -> None:
         """Input that the terminal does not take at once is tried again when it does."""
         left = session.type(data)
-        if session.terminal in session.streams:
+        if session.terminal is not None:
             events = selectors.EVENT_READ | (selectors.EVENT_WRITE if left else 0)
             self._selector.modify(session.terminal, events, lambda: self._serve_terminal(session))
 
@@ -114,6 +119,8 @@ class Agent:
         self._selector.unregister(fd)
         os.close(fd)
         del session.streams[fd]
+        if fd == session.terminal:
+            session.terminal = None
 
     def _end(self, session: Session) -> None:
         self._selector.unregister(session.pidfd)
@@ -124,7 +131,7 @@ class Agent:
                 if not self._pass_on(session, fd) or fd not in session.streams:
                     break
         session.ended = True
-        if session.terminal in session.streams:
+        if session.terminal is not None:
             self._forget(session, session.terminal)
         del self._sessions[session.number]
         self._send(Frame(Kind.EXIT, session.number, str(code).encode()))
