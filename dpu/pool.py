@@ -110,7 +110,9 @@ class Pool:
         liveness = self._layout.liveness(request.incarnation)
         with self._mutex:
             # The file before the durable listing: a listed holder whose file is missing could never be called gone.
-            if not self._store.knows(request.incarnation) and not self._store.is_fenced(request.incarnation):
+            if not self._store.holders.knows(request.incarnation) and not self._store.holders.is_fenced(
+                request.incarnation
+            ):
                 create_liveness(liveness)
             step = self._store.attach(self._clock(), request)
             self._submit(step)
@@ -179,7 +181,7 @@ class Pool:
     def detach(self, request: api.DetachRequest, *, deadline_s: float) -> None:
         """Believed only when the holder's liveness lock is free; else it is probed like any silent holder."""
         with self._mutex:  # so that the holder cannot attach anew between its lock and its end
-            if not self._store.knows(request.holder_id):
+            if not self._store.holders.knows(request.holder_id):
                 return
             if not take_liveness_away(self._layout.liveness(request.holder_id)):
                 logger.warning("holder %s detached while a process of it lives; it is watched", request.holder_id)
@@ -261,17 +263,17 @@ class Pool:
 
     def _probe_holders(self, now_s: float) -> None:
         with self._mutex:  # so that no holder attaches anew between its lock and its fence
-            for holder_id in self._store.holders_to_probe(now_s):
+            for holder_id in self._store.holders.to_probe(now_s):
                 if take_liveness_away(self._layout.liveness(holder_id)):
                     logger.info("holder %s is gone: fenced", holder_id)
-                    step = self._store.liveness_lock_free(now_s, holder_id)
+                    step = self._store.holder_is_gone(now_s, holder_id)
                     self._ending[step.ticket] = holder_id
                     self._submit(step)
 
     def _forget_unlisted(self) -> None:
         """Liveness files of holders that left or were fenced just before an earlier owner of the pool ended."""
         for path in self._layout.holders.glob(f"*{LIVENESS_SUFFIX}"):
-            if not self._store.knows(path.name.removesuffix(LIVENESS_SUFFIX)):
+            if not self._store.holders.knows(path.name.removesuffix(LIVENESS_SUFFIX)):
                 forget_liveness(path)
 
     def _status(self, chunk_count: int, payload_bytes: int) -> api.PoolStatus:

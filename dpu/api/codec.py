@@ -14,6 +14,7 @@ from meshfusion.dpu.api.limits import (
     MAX_KEYS_PER_MATCH,
     MAX_LIST_LIMIT,
     MAX_NAMESPACES,
+    MAX_PORTALS,
     MAX_SHARDS,
     MAX_UINT32,
     MAX_UNITS_PER_SHARD,
@@ -119,6 +120,7 @@ def attach_request_to_pb(r: t.AttachRequest) -> pb.AttachRequest:
         tenant=r.tenant,
         api_version=r.api_version,
         handoff_token=r.handoff_token,
+        access=r.access.value,
     )
 
 
@@ -134,6 +136,39 @@ def attach_request_from_pb(m: pb.AttachRequest) -> t.AttachRequest:
         tenant=check_id("tenant", m.tenant),
         api_version=m.api_version,
         handoff_token=check_text("handoff_token", m.handoff_token),
+        access=access_from_pb("access", m.access),
+    )
+
+
+def access_from_pb(field: str, value: str) -> t.Access:
+    """Empty: local, as those who do not know of others mean it."""
+    try:
+        return t.Access(value or t.Access.LOCAL.value)
+    except ValueError:
+        raise malformed(field, f"is {value[:40]!r}, which this version does not know") from None
+
+
+def export_to_pb(e: t.Export) -> pb.Export:
+    return pb.Export(
+        subsystem_nqn=e.subsystem_nqn,
+        host_nqn=e.host_nqn,
+        portals=[pb.Portal(transport=p.transport, address=p.address, service=p.service) for p in e.portals],
+    )
+
+
+def export_from_pb(m: pb.Export) -> t.Export:
+    check_count("export.portals", m.portals, MAX_PORTALS)
+    return t.Export(
+        subsystem_nqn=check_text("export.subsystem_nqn", m.subsystem_nqn),
+        host_nqn=check_text("export.host_nqn", m.host_nqn),
+        portals=tuple(
+            t.Portal(
+                transport=check_id("portal.transport", p.transport),
+                address=check_id("portal.address", p.address),
+                service=check_int("portal.service", p.service, 1, 65_535),
+            )
+            for p in m.portals
+        ),
     )
 
 
@@ -149,6 +184,7 @@ def attachment_to_pb(a: t.Attachment) -> pb.Attachment:
         lease_ttl_s=a.lease_ttl_s,
         grant_ttl_s=a.grant_ttl_s,
         heartbeat_s=a.heartbeat_s,
+        export=None if a.export is None else export_to_pb(a.export),
     )
 
 
@@ -171,6 +207,7 @@ def attachment_from_pb(m: pb.Attachment) -> t.Attachment:
         lease_ttl_s=check_seconds("lease_ttl_s", m.lease_ttl_s),
         grant_ttl_s=check_seconds("grant_ttl_s", m.grant_ttl_s),
         heartbeat_s=check_seconds("heartbeat_s", m.heartbeat_s),
+        export=export_from_pb(m.export) if m.HasField("export") else None,
     )
 
 

@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 from meshfusion.dpu.api import types as t
+from meshfusion.dpu.api.codec import access_from_pb
 from meshfusion.dpu.api.limits import check_count, check_id, check_int, check_seconds, check_text
 from meshfusion.dpu.api.v1 import chunk_pb2 as pb
 
@@ -13,7 +14,7 @@ MAX_HOLDERS = 65_536
 MAX_COUNTERS = 4_096
 
 # The plain fields have the same names on both sides; a test holds the proto file to that.
-_POOL_TEXTS = ("path", "saves_stopped_reason")
+_POOL_TEXTS = ("path", "saves_stopped_reason", "exports_problem")
 _POOL_INTS = tuple(
     f.name for f in dataclasses.fields(t.PoolStatus) if f.name not in {"pool_uuid", *_POOL_TEXTS, "holders", "counters"}
 )
@@ -30,6 +31,7 @@ def holder_status_to_pb(h: t.HolderStatus) -> pb.HolderStatus:
         grant_count=h.grant_count,
         silent_s=h.silent_s,
         state=h.state,
+        access=h.access,
     )
 
 
@@ -44,6 +46,7 @@ def holder_status_from_pb(m: pb.HolderStatus) -> t.HolderStatus:
         grant_count=check_int("holder.grant_count", m.grant_count),
         silent_s=check_seconds("holder.silent_s", m.silent_s),
         state=check_id("holder.state", m.state),
+        access=access_from_pb("holder.access", m.access).value,
     )
 
 

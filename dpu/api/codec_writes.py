@@ -134,7 +134,9 @@ def commit_reply_from_pb(m: pb.CommitReply) -> t.CommitReply:
 
 
 def abort_request_to_pb(r: t.AbortRequest) -> pb.AbortRequest:
-    return pb.AbortRequest(holder_id=r.holder_id, epoch=r.epoch, grant_ids=r.grant_ids)
+    return pb.AbortRequest(
+        holder_id=r.holder_id, epoch=r.epoch, grant_ids=r.grant_ids, doubtful_grant_ids=r.doubtful_grant_ids
+    )
 
 
 def abort_request_from_pb(m: pb.AbortRequest) -> t.AbortRequest:
@@ -142,4 +144,5 @@ def abort_request_from_pb(m: pb.AbortRequest) -> t.AbortRequest:
         holder_id=check_id("holder_id", m.holder_id),
         epoch=check_int("epoch", m.epoch),
         grant_ids=ids_from_pb("grant_ids", m.grant_ids),
+        doubtful_grant_ids=ids_from_pb("doubtful_grant_ids", m.doubtful_grant_ids),
     )

@@ -73,6 +73,13 @@ class ChunkRecord:
     shards: tuple[Shard, ...]
 
 
+class Access(enum.Enum):
+    """How a holder reaches the data, and with that how it is cut off (rule 3)."""
+
+    LOCAL = "local"  # it opens the data itself, on the service's machine
+    NVMEOF = "nvmeof"  # as a host of an NVMe-oF target, with an NQN of its own
+
+
 @dataclass(frozen=True, slots=True)
 class AttachRequest:
     """A worker incarnation introduces itself. ``incarnation`` is never reused (a uuid4 in hex)."""
@@ -87,11 +94,15 @@ class AttachRequest:
     tenant: str = "default"
     api_version: int = API_VERSION
     handoff_token: str = ""
+    access: Access = Access.LOCAL
 
 
 @dataclass(frozen=True, slots=True)
 class Namespace:
-    """How this holder reaches one namespace on the local path."""
+    """One namespace. ``path``: where a holder with local access opens it; empty for others.
+
+    ``lba_bytes``, ``lba_count``: as extents count, whatever blocks the device itself has.
+    """
 
     nsid: int
     path: str
@@ -100,8 +111,29 @@ class Namespace:
 
 
 @dataclass(frozen=True, slots=True)
+class Portal:
+    """Where an NVMe-oF target listens. ``service``: the port, of TCP or of the RDMA connection manager."""
+
+    transport: str
+    address: str
+    service: int
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """What an NVMe-oF host connects to, and as whom: ``host_nqn`` belongs to this incarnation alone (rule 3)."""
+
+    subsystem_nqn: str
+    host_nqn: str
+    portals: tuple[Portal, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Attachment:
-    """What a holder needs to move data itself. ``liveness_path``: hold a shared flock on it to write."""
+    """What a holder needs to move data itself, by local access or through ``export``.
+
+    ``liveness_path``: with local access, hold a shared flock on it to write; empty with ``export``.
+    """
 
     pool_uuid: str
     holder_id: str
@@ -111,6 +143,7 @@ class Attachment:
     lease_ttl_s: float
     grant_ttl_s: float
     heartbeat_s: float
+    export: Export | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,11 +231,16 @@ class CommitReply:
 
 @dataclass(frozen=True, slots=True)
 class AbortRequest:
-    """The holder promises that no write under these grants is outstanding."""
+    """The holder promises that no write under ``grant_ids`` is outstanding.
+
+    ``doubtful_grant_ids``: writes under these may still land (rule 3). They are never committed; their space stays
+    quarantined until the holder is fenced, and others may write the same chunks elsewhere meanwhile.
+    """
 
     holder_id: str
     epoch: int
     grant_ids: tuple[str, ...]
+    doubtful_grant_ids: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +297,9 @@ class HolderStatus:
     lease_count: int
     grant_count: int
     silent_s: float
-    state: str  # "live", "silent" (no heartbeat, not fenced yet), "former" (from an earlier epoch)
+    # "live", "silent" (no heartbeat, not fenced yet), "former" (from an earlier epoch), "condemned" (being cut off)
+    state: str
+    access: str = Access.LOCAL.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,6 +327,7 @@ class PoolStatus:
     saves_stopped_reason: str  # "" while saves are accepted
     holders: tuple[HolderStatus, ...]
     counters: tuple[tuple[str, int], ...]
+    exports_problem: str = ""  # why exports are not as they should be; "" while they are, or when there are none
 
 
 class ChunkService(Protocol):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from meshfusion.dpu.api.types import ChunkRecord, Extent
+from meshfusion.dpu.api.types import Access, ChunkRecord, Extent
 from meshfusion.jbof.segments import SegmentRecord
 
 
@@ -19,6 +19,7 @@ class HolderRecord:
     pid: int
     identity: bytes
     fenced: bool = False
+    access: Access = Access.LOCAL
 
 
 @dataclass(frozen=True, slots=True)

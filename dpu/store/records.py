@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 import zlib
 
-from meshfusion.dpu.api.types import IDENTITY_BYTES, KEY_BYTES, UNIT_DIGEST_BYTES, ChunkRecord, Extent, Shard
+from meshfusion.dpu.api.types import IDENTITY_BYTES, KEY_BYTES, UNIT_DIGEST_BYTES, Access, ChunkRecord, Extent, Shard
 from meshfusion.dpu.store.effects import HolderRecord
 from meshfusion.jbof.errors import FormatError
 from meshfusion.jbof.segments import SegmentRecord
@@ -16,6 +16,7 @@ _CHUNK = struct.Struct(f"<{KEY_BYTES}s{IDENTITY_BYTES}sIQIHH")  # key identity g
 _SHARD = struct.Struct("<IIIQIQIIII")  # rank nsid segment lba lba_count generation payload unit_lbas unit_bytes units
 _SEGMENT = struct.Struct("<IQQ")
 _HOLDER = struct.Struct(f"<{IDENTITY_BYTES}sQB")
+_FENCED, _NVMEOF = 1, 2  # flags of a holder
 _CRC = struct.Struct("<I")
 
 
@@ -103,17 +104,21 @@ def decode_segment(value: bytes) -> SegmentRecord:
 
 def encode_holder(record: HolderRecord) -> bytes:
     texts = "\0".join((record.holder_id, record.engine_kind, record.engine_version, record.host))
-    return _sealed(_HOLDER.pack(record.identity, record.pid, record.fenced) + texts.encode())
+    flags = _FENCED * record.fenced | _NVMEOF * (record.access is Access.NVMEOF)
+    return _sealed(_HOLDER.pack(record.identity, record.pid, flags) + texts.encode())
 
 
 def decode_holder(value: bytes) -> HolderRecord:
     body = _unsealed(value, "holder")
     try:
-        identity, pid, fenced = _HOLDER.unpack_from(body)
+        identity, pid, flags = _HOLDER.unpack_from(body)
         holder_id, kind, version, host = body[_HOLDER.size :].decode().split("\0")
     except (struct.error, ValueError) as error:
         raise _damaged("holder") from error
-    return HolderRecord(holder_id, kind, version, host, pid, identity, bool(fenced))
+    if flags & ~(_FENCED | _NVMEOF):
+        raise _damaged("holder")
+    access = Access.NVMEOF if flags & _NVMEOF else Access.LOCAL
+    return HolderRecord(holder_id, kind, version, host, pid, identity, bool(flags & _FENCED), access)
 
 
 def _sealed(body: bytes) -> bytes:

@@ -27,6 +27,7 @@ from meshfusion.dpu.store.effects import (
     PutHolder,
 )
 from meshfusion.dpu.store.grants import Grant, GrantState, GrantTable
+from meshfusion.dpu.store.holders import Holder, HolderTable
 from meshfusion.dpu.store.leases import LeaseTable
 from meshfusion.jbof.errors import StaleHolderError
 from meshfusion.jbof.format import shard_lba_count
@@ -67,15 +68,6 @@ class Step(Generic[Reply]):
 
 
 @dataclass(slots=True)
-class _Holder:
-    record: HolderRecord
-    last_seen_s: float
-    current: bool  # attached in this epoch
-    admission: int = 0  # ticket of its durable listing, 0 once listed: it may do nothing before (rule 3)
-    fencing: bool = False  # its fence is being made durable
-
-
-@dataclass(slots=True)
 class _Pending:
     opened: list[SegmentRecord] = field(default_factory=list)
     committing: list[tuple[Grant, api.ChunkRecord]] = field(default_factory=list)
@@ -103,13 +95,7 @@ class Store:
         self.counters: Counter[str] = Counter()
         self._stopped_reason = ""
         self._stopped_until_s = now_s
-        self._holders: dict[str, _Holder] = {}
-        self._fenced: set[str] = set()
-        for record in former_holders:
-            if record.fenced:
-                self._fenced.add(record.holder_id)
-            else:
-                self._holders[record.holder_id] = _Holder(record, last_seen_s=now_s, current=False)
+        self.holders = HolderTable(former_holders, silence_s=options.holder_silence_s, now_s=now_s)
         self._pending: dict[int, _Pending] = {}
         self._opening: dict[int, int] = {}  # segment -> ticket of its opening
         self._ticket = 0
@@ -119,26 +105,35 @@ class Store:
     def attach(self, now_s: float, request: api.AttachRequest) -> Step[str]:
         """Admit a worker incarnation; the reply is its holder id. Attaching again is idempotent.
 
-        A holder of an earlier epoch that attaches promises that no write from that epoch is outstanding.
+        A holder of an earlier epoch that attaches promises that no write from that epoch is outstanding. From a host of
+        a target that is not enough: what it sent before, the target may still be at.
         """
         refuse_unserved(request)
         holder_id = request.incarnation
-        if holder_id in self._fenced:
+        if self.holders.is_fenced(holder_id):
             raise StaleHolderError(
                 f"worker incarnation {holder_id} was fenced and is never admitted again",
                 next_step="restart the engine: a new process gets a new incarnation",
             )
         record = HolderRecord(
-            holder_id, request.engine_kind, request.engine_version, request.host, request.pid, request.identity
+            holder_id,
+            request.engine_kind,
+            request.engine_version,
+            request.host,
+            request.pid,
+            request.identity,
+            access=request.access,
         )
-        known = self._holders.get(holder_id)
+        known = self.holders.get(holder_id)
         if known is None:
             step = self._step(holder_id, (PutHolder(record),), _Pending(admitted=[holder_id]))
-            self._holders[holder_id] = _Holder(record, last_seen_s=now_s, current=True, admission=step.ticket)
+            self.holders.add(Holder(record, last_seen_s=now_s, current=True, admission=step.ticket))
             return step
-        if known.record != record:
+        is_doubted = known.condemned or not (known.is_local or known.current)
+        if known.record != record or is_doubted:
             raise StaleHolderError(
-                f"worker incarnation {holder_id} is attached already, as another process or with another identity",
+                f"worker incarnation {holder_id} is attached already, as another process or with another identity, or "
+                "is no longer trusted",
                 next_step="attach as a new incarnation",
             )
         known.last_seen_s = now_s
@@ -146,39 +141,30 @@ class Store:
         return Step(holder_id, after=known.admission)
 
     def detach(self, now_s: float, request: api.DetachRequest) -> Step[None]:
-        """The holder leaves and promises that no write is outstanding."""
-        if request.holder_id not in self._holders or request.holder_id in self._fenced:
+        """A holder with local access leaves: nobody holds its liveness lock, so no write of it is outstanding."""
+        holder = self.holders.get(request.holder_id)
+        if holder is None or self.holders.is_fenced(request.holder_id):
             return Step(None)
+        assert holder.is_local, "what it promises, only its target can confirm"
         self._forget_holder(request.holder_id)
         return self._step(None, (DeleteHolder(request.holder_id),), _Pending())
-
-    def knows(self, holder_id: str) -> bool:
-        return holder_id in self._holders
-
-    def is_fenced(self, holder_id: str) -> bool:
-        return holder_id in self._fenced
 
     def heartbeat(self, now_s: float, request: api.HeartbeatRequest) -> api.HeartbeatReply:
         self._holder(now_s, request.holder_id, request.epoch)
         return api.HeartbeatReply(self.leases.renew(now_s, request.holder_id, request.lease_ids))
 
-    def holders_to_probe(self, now_s: float) -> tuple[str, ...]:
-        """Holders whose liveness lock should be tried: silent ones and those of an earlier epoch."""
-        return tuple(
-            holder_id
-            for holder_id, holder in self._holders.items()
-            if not holder.fencing
-            and (not holder.current or now_s - holder.last_seen_s >= self.options.holder_silence_s)
-        )
+    def holder_is_gone(self, now_s: float, holder_id: str) -> Step[None]:
+        """It is known that no write of this holder is in flight, and that it can begin none.
 
-    def liveness_lock_free(self, now_s: float, holder_id: str) -> Step[None]:
-        """The holder's liveness lock was taken from it: no process of it exists, so no write of it is in flight."""
-        holder = self._holders.get(holder_id)
+        With local access: its liveness lock was taken from it, so no process of it exists. Else: it was condemned, and
+        then its target has confirmed that its access is gone and its queue pairs are drained (rule 3).
+        """
+        holder = self.holders.get(holder_id)
         if holder is None or holder.fencing:
             return Step(None)
+        assert holder.is_local or holder.condemned, f"{holder_id} is gone and was never condemned"
         fenced = replace(holder.record, fenced=True)
-        holder.fencing = True
-        self._fenced.add(holder_id)
+        self.holders.fence(holder)
         return self._step(None, (PutHolder(fenced),), _Pending(fenced=[holder_id]))
 
     # ---- reading -------------------------------------------------------------------------------------------------
@@ -275,20 +261,27 @@ class Store:
     def abort(self, now_s: float, request: api.AbortRequest) -> None:
         """The holder gives grants back and promises that no write under them is outstanding.
 
-        The surroundings call it too, for the grants of a reserve whose reply never left.
+        What it calls doubtful stays quarantined. The surroundings call it too, for the grants of a reserve whose reply
+        never left.
         """
         for grant_id in request.grant_ids:
             grant = self.grants.get(request.holder_id, grant_id)
             if grant is not None and grant.state is not GrantState.COMMITTING:
                 self.grants.resolve(grant)
                 self.counters["grants_aborted"] += 1
+        for grant_id in request.doubtful_grant_ids:
+            grant = self.grants.get(request.holder_id, grant_id)
+            if grant is not None and grant.state is GrantState.LIVE:
+                self.grants.doubt(grant)
+                self.counters["grants_in_doubt"] += 1
 
     # ---- time and outcomes ---------------------------------------------------------------------------------------
 
     def tick(self, now_s: float) -> None:
-        """Let leases lapse and grants expire."""
+        """Let leases lapse and grants expire, and condemn holders of a target that have been silent for too long."""
         self.counters["leases_lapsed"] += self.leases.expire(now_s)
         self.counters["grants_expired"] += self.grants.expire(now_s)
+        self.counters["holders_condemned"] += self.holders.condemn_silent(now_s)
 
     def durable(self, ticket: int) -> None:
         """The transaction of this ticket is on the medium."""
@@ -303,7 +296,7 @@ class Store:
             self.counters["committed_chunks"] += 1
             self.counters["committed_bytes"] += sum(shard.payload_bytes for shard in chunk.shards)
         for holder_id in pending.admitted:
-            if (holder := self._holders.get(holder_id)) is not None and holder.admission == ticket:
+            if (holder := self.holders.get(holder_id)) is not None and holder.admission == ticket:
                 holder.admission = 0
         for holder_id in pending.fenced:
             self._forget_holder(holder_id)
@@ -325,11 +318,11 @@ class Store:
             if grant.state is GrantState.COMMITTING:
                 self.grants.resolve(grant)
         for holder_id in pending.admitted:
-            if (holder := self._holders.get(holder_id)) is not None and holder.admission == ticket:
+            if (holder := self.holders.get(holder_id)) is not None and holder.admission == ticket:
                 self._forget_holder(holder_id)
         for holder_id in pending.fenced:
-            if holder_id in self._holders:
-                self._holders[holder_id].fencing = False  # it stays refused, and is probed and fenced again
+            if (holder := self.holders.get(holder_id)) is not None:
+                holder.fencing = False  # it stays refused, and is probed and fenced again
 
     def saves_stopped_reason(self, now_s: float) -> str:
         """ "" while saves are accepted."""
@@ -345,35 +338,30 @@ class Store:
     def holder_statuses(self, now_s: float) -> tuple[api.HolderStatus, ...]:
         return tuple(
             api.HolderStatus(
-                holder_id=holder_id,
+                holder_id=holder.record.holder_id,
                 engine_kind=holder.record.engine_kind,
                 engine_version=holder.record.engine_version,
                 host=holder.record.host,
                 pid=holder.record.pid,
-                lease_count=self.leases.count_of(holder_id),
-                grant_count=self.grants.count_of(holder_id),
+                lease_count=self.leases.count_of(holder.record.holder_id),
+                grant_count=self.grants.count_of(holder.record.holder_id),
                 silent_s=now_s - holder.last_seen_s,
-                state=self._holder_state(holder, now_s),
+                state=self.holders.state(holder, now_s),
+                access=holder.record.access.value,
             )
-            for holder_id, holder in self._holders.items()
+            for holder in self.holders
         )
 
     # ---- inside --------------------------------------------------------------------------------------------------
-
-    def _holder_state(self, holder: _Holder, now_s: float) -> str:
-        if not holder.current:
-            return "former"
-        return "silent" if now_s - holder.last_seen_s >= self.options.holder_silence_s else "live"
 
     def _step(self, reply: AnyReply, effects: tuple[Effect, ...], pending: _Pending, after: int = 0) -> Step[AnyReply]:
         self._ticket += 1
         self._pending[self._ticket] = pending
         return Step(reply, effects, self._ticket, after)
 
-    def _holder(self, now_s: float, holder_id: str, epoch: int | None) -> _Holder:
-        holder = self._holders.get(holder_id)
-        known = holder is not None and holder.current and not holder.admission and holder_id not in self._fenced
-        if holder is None or not known or epoch not in (None, self.epoch):
+    def _holder(self, now_s: float, holder_id: str, epoch: int | None) -> Holder:
+        holder = self.holders.get(holder_id)
+        if holder is None or not self.holders.is_served(holder) or epoch not in (None, self.epoch):
             raise StaleHolderError(
                 f"holder {holder_id!r} is not attached to this service in epoch {self.epoch}",
                 next_step="attach again; grants and leases from before are void",
@@ -387,10 +375,10 @@ class Store:
         for grant in self.grants.of_holder(holder_id):
             if grant.state is not GrantState.COMMITTING:
                 self.grants.resolve(grant)
-        self._holders.pop(holder_id, None)
+        self.holders.remove(holder_id)
 
     def _is_servable(
-        self, record: api.ChunkRecord, key: bytes, holder: _Holder, request: api.MatchRequest, i: int
+        self, record: api.ChunkRecord, key: bytes, holder: Holder, request: api.MatchRequest, i: int
     ) -> bool:
         servable = (
             record.key == key
@@ -461,7 +449,7 @@ class Store:
 
     def _may_reclaim(self, segment: int) -> bool:
         """Nothing is reclaimed until every holder of an earlier epoch has re-asserted itself or is fenced."""
-        return all(holder.current for holder in self._holders.values())
+        return self.holders.all_current()
 
 
 def _segments_of(records: Iterable[api.ChunkRecord]) -> set[int]:

@@ -17,7 +17,8 @@ REPLY_LOST = 0.03
 
 def attach(world: World, host: Host) -> None:
     if not host.is_attached:  # in a new epoch: only with nothing outstanding may the same incarnation come back
-        if host.in_flight or (host.epoch and world.rng.random() < 0.5):
+        is_other = host.access is api.Access.NVMEOF or world.rng.random() < 0.5
+        if host.in_flight or (host.epoch and is_other):
             world.retire(host)
             return
         host.works.clear()
@@ -32,22 +33,29 @@ def attach(world: World, host: Host) -> None:
 
     def admitted(service: Service) -> None:
         world.locks_taken.discard(host.holder_id)
+        if host.access is api.Access.NVMEOF:
+            if host.holder_id not in service.store.holders.to_serve():
+                return  # condemned meanwhile: the target does not take it
+            world.reach_target.add(host.holder_id)
         if host.is_alive and not host.is_leaving:
-            host.lock_held = host.is_attached = True
+            host.lock_held = host.access is api.Access.LOCAL
+            host.is_attached = True
             host.epoch = service.store.epoch
 
     world.send(host, handle)
 
 
 def detach(world: World, host: Host) -> None:
-    """It drains, lets go of its lock, and says goodbye."""
+    """It drains, lets go of its lock, and says goodbye; of a target's host that is not believed."""
     if host.in_flight:
         return
     host.die()
     world.hosts.append(world.new_host())
 
     def handle(service: Service) -> None:
-        if service.store.knows(host.holder_id):
+        if host.access is api.Access.NVMEOF:
+            service.store.holders.condemn(host.holder_id)
+        elif service.store.holders.knows(host.holder_id):
             world.locks_taken.add(host.holder_id)
             step = service.store.detach(world.now_s, api.DetachRequest(host.holder_id))
             if step.effects:
@@ -92,7 +100,25 @@ def reserve(world: World, host: Host) -> None:
 
 def write(world: World, host: Host) -> None:
     if works := [work for work in host.works if work.planned]:
-        host.submit_writes(world.rng.choice(works))
+        work = world.rng.choice(works)
+        if host.access is api.Access.NVMEOF and host.holder_id not in world.reach_target:
+            work.planned.clear()  # the connection is gone, and with it what became of the write
+            work.is_doubtful = True
+        else:
+            is_slow = world.rng.random() < 0.1
+            host.submit_writes(work, world.now_s + (world.rng.choice((5.0, 50.0, 500.0)) if is_slow else 0.0))
+
+
+def doubt(world: World, host: Host) -> None:
+    """A deadline passed, or the connection broke: the host says so, and its write may land all the same."""
+    works = [work for work in host.works if not work.planned and (work.in_flight or work.is_doubtful)][:2]
+    for work in works:
+        work.is_doubtful = True
+    host.works = [work for work in host.works if work not in works or work.in_flight]
+    doubtful = tuple(work.grant_id for work in works)
+    request = api.AbortRequest(host.holder_id, host.epoch, (), doubtful)
+    world.seen["writes in doubt"] += len(works)
+    world.send(host, lambda service: service.store.abort(world.now_s, request), bound=False)
 
 
 def commit(world: World, host: Host) -> None:
@@ -115,7 +141,8 @@ def commit(world: World, host: Host) -> None:
 
 
 def abort(world: World, host: Host) -> None:
-    works = [work for work in host.works if work.is_written or not work.is_started][:2]
+    unstarted = [work for work in host.works if not work.is_started and not work.is_doubtful]
+    works = [work for work in host.works if work.is_written or work in unstarted][:2]
     host.works = [work for work in host.works if work not in works]
     request = api.AbortRequest(host.holder_id, host.epoch, tuple(work.grant_id for work in works))
 
@@ -248,6 +275,7 @@ def _choices(host: Host) -> dict[Action, int]:
         write: 25 * can_write,
         commit: 25 * can_commit,
         abort: 3 * bool(host.works),
+        doubt: 2 * (host.access is api.Access.NVMEOF and bool(host.in_flight)) + any(w.is_doubtful for w in host.works),
         match: 15,
         read: 10 * bool(host.leases),
         release: 6 * bool(host.leases),

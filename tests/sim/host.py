@@ -27,18 +27,21 @@ class Work:
     planned: list[tuple[int, Token]] = field(repr=False)
     in_flight: list[tuple[int, Token]] = field(default_factory=list, repr=False)
     is_started: bool = False
+    lands_from_s: float = 0.0  # a drive may take its time
+    is_doubtful: bool = False  # its holder cannot tell what became of it
 
     @property
     def is_written(self) -> bool:
-        return not self.planned and not self.in_flight
+        return not self.planned and not self.in_flight and not self.is_doubtful
 
 
 @dataclass
 class Host:
-    """``lock_held``: its liveness lock. ``leaving``: it takes no new work, drains and closes its lock."""
+    """``lock_held``: its liveness lock, with local access. ``leaving``: it takes no new work and drains."""
 
     holder_id: str
     identity: bytes
+    access: api.Access
     epoch: int = 0
     lock_held: bool = False
     is_attached: bool = False
@@ -54,13 +57,16 @@ class Host:
         return [work for work in self.works if work.in_flight]
 
     def die(self) -> None:
-        """The kernel ends its writes and frees its lock."""
+        """The kernel ends its writes and frees its lock. What a target has received, it may write all the same."""
         self.is_alive = self.lock_held = self.is_attached = False
-        self.works.clear()
+        self.works = [] if self.access is api.Access.LOCAL else self.in_flight
+        for work in self.works:
+            work.planned.clear()
         self.leases.clear()
 
-    def submit_writes(self, work: Work) -> None:
+    def submit_writes(self, work: Work, lands_from_s: float) -> None:
         work.is_started = True
+        work.lands_from_s = lands_from_s
         work.in_flight.extend(work.planned)
         work.planned.clear()
 
@@ -108,6 +114,7 @@ def attach_request(host: Host) -> api.AttachRequest:
         pid=1,
         identity=host.identity,
         rank_count=1,
+        access=host.access,
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from meshfusion.dpu.api import types as api
 from meshfusion.dpu.store.grants import GrantState
+from meshfusion.dpu.store.holders import HolderTable
 from meshfusion.dpu.store.store import Step, Store
 from meshfusion.jbof.segments import SegmentRecord, SegmentTable
 from tests.sim.service import Rules
@@ -77,13 +78,13 @@ class IgnoresFormerHolders(Store):
 
 class ReadmitsFenced(Store):
     def attach(self, now_s: float, request: api.AttachRequest) -> Step[str]:
-        self._fenced.discard(request.incarnation)
+        self.holders._fenced.discard(request.incarnation)
         return super().attach(now_s, request)
 
 
 class FreesBeforeFenceIsDurable(Store):
-    def liveness_lock_free(self, now_s: float, holder_id: str) -> Step[None]:
-        step = super().liveness_lock_free(now_s, holder_id)
+    def holder_is_gone(self, now_s: float, holder_id: str) -> Step[None]:
+        step = super().holder_is_gone(now_s, holder_id)
         self._forget_holder(holder_id)
         return step
 
@@ -93,7 +94,9 @@ class AdmitsUnlisted(Store):
 
     def attach(self, now_s: float, request: api.AttachRequest) -> Step[str]:
         step = super().attach(now_s, request)
-        self._holders[step.reply].admission = 0
+        holder = self.holders.get(step.reply)
+        assert holder is not None
+        holder.admission = 0
         return Step(step.reply, step.effects, step.ticket) if step.effects else Step(step.reply)
 
     def failed(self, now_s: float, ticket: int, reason: str) -> None:
@@ -143,7 +146,34 @@ class KeepsGrantsOfFailedOpening(Store):
 
 class LeaksFenced(Store):
     def _forget_holder(self, holder_id: str) -> None:
-        self._holders.pop(holder_id, None)
+        self.holders.remove(holder_id)
+
+
+class FreesDoubtful(Store):
+    """Takes a write in doubt for one that failed."""
+
+    def abort(self, now_s: float, request: api.AbortRequest) -> None:
+        both = request.grant_ids + request.doubtful_grant_ids
+        super().abort(now_s, replace(request, grant_ids=both, doubtful_grant_ids=()))
+
+
+class _ProbesEveryone(HolderTable):
+    def to_probe(self, now_s: float) -> tuple[str, ...]:
+        return tuple(h.record.holder_id for h in self if not h.fencing and (not h.current or self.is_silent(h, now_s)))
+
+
+class TakesLockForFence(Store):
+    """A host of the target holds no liveness lock: that it can be taken says nothing."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.holders.__class__ = _ProbesEveryone
+
+    def holder_is_gone(self, now_s: float, holder_id: str) -> Step[None]:
+        holder = self.holders.get(holder_id)
+        if holder is not None:
+            holder.condemned = True
+        return super().holder_is_gone(now_s, holder_id)
 
 
 MUTANTS: dict[str, Rules] = {
@@ -163,6 +193,9 @@ MUTANTS: dict[str, Rules] = {
     "replies before the opening is durable": Rules(store=RepliesBeforeOpening),
     "keeps grants of a failed opening": Rules(store=KeepsGrantsOfFailedOpening),
     "leaks fenced holders' pins": Rules(store=LeaksFenced),
+    "frees the place of a doubtful write": Rules(store=FreesDoubtful),
+    "takes a free lock for a target's fence": Rules(store=TakesLockForFence),
+    "does not wait for the drain": Rules(waits_for_drain=False),
     "publishes before durable": Rules(shows_queued=True),
     "keeps chunks of a reopened segment": Rules(forgets_on_open=False),
 }

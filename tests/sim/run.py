@@ -46,6 +46,7 @@ EVENTS: dict[Callable[[World], None], float] = {
     lambda world: world.pass_time(world.rng.choice((0.01, 0.1, 1.0))): 8,
     lambda world: world.pass_time(world.rng.choice((5.0, 20.0, 70.0))): 0.4,
     lambda world: world.probe(): 2,
+    lambda world: world.export(): 3,
     lambda world: world.bury(): 2,
 }
 FAULTS: dict[Callable[[World], None], float] = {
@@ -53,6 +54,7 @@ FAULTS: dict[Callable[[World], None], float] = {
     lambda world: world.crash_service(): 0.15,
     lambda world: world.kill(world.rng.choice(world.hosts)): 0.4,
     _lose_power: 0.05,
+    lambda world: world.restart_target(): 0.2,
     _fail_for_a_while: 0.1,
 }
 CALM, ROUGH = EVENTS, EVENTS | FAULTS
@@ -70,10 +72,11 @@ def wind_down(world: World) -> None:
     """Everybody leaves, time passes: nothing may stay pinned, and the whole pool must be writable again."""
     world.failing_until_s = 0.0
     world.messages.clear()
-    while any(host.in_flight for host in world.hosts):
-        world.land_write()
     for host in world.hosts:
         host.die()
+    while any(host.in_flight for host in world.hosts):
+        world.now_s += 100.0
+        world.land_write()
     if world.service is None:
         world.start_service()
     service = world.service
@@ -83,6 +86,7 @@ def wind_down(world: World) -> None:
             world.sync()
         world.pass_time(OPTIONS.lease_ttl_s + OPTIONS.grant_ttl_s)
         world.probe()
+        world.export()
     store = service.store
     must(len(store.leases) == len(store.grants) == store.leases.pinned_bytes == 0, "something outlived its holder")
     must(not store.holder_statuses(world.now_s), "a holder stayed", store.holder_statuses(world.now_s))

@@ -20,12 +20,14 @@ OPTIONS = StoreOptions(quarantine_max_fraction=0.5)
 
 @dataclass(frozen=True)
 class Rules:
-    """What runs; mutants replace parts of it. ``shows_queued``: does the index show what is not durable yet?"""
+    """What runs; mutants replace parts of it. ``shows_queued``: does the index show what is not durable yet?
+    ``waits_for_drain``: is a host called gone only when the target has finished its writes?"""
 
     store: type[Store] = Store
     segments: type[SegmentTable] = SegmentTable
     shows_queued: bool = False
     forgets_on_open: bool = True
+    waits_for_drain: bool = True
 
 
 @dataclass

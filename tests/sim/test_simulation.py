@@ -21,6 +21,7 @@ MUST_HAPPEN = (
     "chunks read",
     "commits accepted",
     "commits refused",
+    "cut off",
     "fenced refused",
     "host crashes",
     "late writes",
@@ -33,6 +34,8 @@ MUST_HAPPEN = (
     "reserve no_space",
     "service crashes",
     "silences",
+    "target restarts",
+    "writes in doubt",
 )
 
 

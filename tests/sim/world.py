@@ -52,6 +52,7 @@ class World:
         self.failing_until_s = 0.0
         self.messages: list[Message] = []
         self.locks_taken: set[str] = set()
+        self.reach_target: set[str] = set()  # what the target allows, whoever told it so
         self.unresolved: dict[str, tuple[str, Work]] = {}  # grant id -> (holder, work): it may still be written
         self.leased: dict[str, Leased] = {}
         self.seen: Counter[str] = Counter()
@@ -84,11 +85,36 @@ class World:
         service = self.service
         if service is None:
             return
-        for holder_id in service.store.holders_to_probe(self.now_s):
+        for holder_id in service.store.holders.to_probe(self.now_s):
             owner = next((h for h in self.hosts if h.holder_id == holder_id and h.lock_held), None)
             if owner is None:
                 self.locks_taken.add(holder_id)
-                service.submit(service.store.liveness_lock_free(self.now_s, holder_id), lambda _: None)
+                service.submit(service.store.holder_is_gone(self.now_s, holder_id), lambda _: None)
+
+    def export(self) -> None:
+        """The target is told what it shall allow; who must go is gone when none of its writes is left there."""
+        service = self.service
+        if service is None:
+            return
+        self.reach_target = set(service.store.holders.to_serve())
+        for holder_id in service.store.holders.to_cut_off():
+            drained = not any(host.in_flight for host in self.hosts if host.holder_id == holder_id)
+            if drained or not self.rules.waits_for_drain:
+                service.submit(service.store.holder_is_gone(self.now_s, holder_id), lambda _: None)
+                self.seen["cut off"] += 1
+
+    def restart_target(self) -> None:
+        """Of the writes it was at, some are done and some are not; nobody may reach it until it is told anew."""
+        for host in self.hosts:
+            if host.access is api.Access.NVMEOF:
+                for work in host.in_flight:
+                    for lba, token in work.in_flight:
+                        if self.rng.random() < 0.5:
+                            self._land(work, lba, token)
+                    work.in_flight.clear()
+                    work.is_doubtful = True
+        self.reach_target.clear()
+        self.seen["target restarts"] += 1
 
     def sync(self) -> None:
         if self.service is not None:
@@ -137,7 +163,8 @@ class World:
 
     def new_host(self) -> Host:
         self._host_count += 1
-        return Host(f"worker-{self._host_count}", self.rng.choices(hosts.IDENTITIES, (5, 1))[0])
+        identity = self.rng.choices(hosts.IDENTITIES, (5, 1))[0]
+        return Host(f"worker-{self._host_count}", identity, self.rng.choice(list(api.Access)))
 
     def retire(self, host: Host) -> None:
         """The process goes on as a new incarnation; the old one drains its writes and then lets go of its lock."""
@@ -152,7 +179,7 @@ class World:
     def bury(self) -> None:
         for host in [h for h in self.hosts if h.is_leaving and not h.in_flight]:
             host.die()
-        self.hosts = [h for h in self.hosts if h.is_alive or self.rng.random() < 0.6]
+        self.hosts = [h for h in self.hosts if h.is_alive or h.in_flight or self.rng.random() < 0.6]
 
     def kill(self, host: Host) -> None:
         if host.is_alive:
@@ -164,15 +191,18 @@ class World:
 
     def land_write(self) -> None:
         """Writes land in any order, of silent hosts too, long after their grant expired."""
-        works = [work for host in self.hosts for work in host.in_flight]
+        in_flight = [work for host in self.hosts for work in host.in_flight]
+        works = [work for work in in_flight if work.lands_from_s <= self.now_s]
         if not works:
             return
         work = self.rng.choice(works)
         for _ in range(min(len(work.in_flight), self.rng.randint(1, 6))):
-            lba, token = work.in_flight.pop(self.rng.randrange(len(work.in_flight)))
-            must(token.generation == self.index.generation(token.segment), "a write into another generation", token)
-            self.medium.write(lba, token)
-            self.seen["late writes"] += work.expires_s <= self.now_s
+            self._land(work, *work.in_flight.pop(self.rng.randrange(len(work.in_flight))))
+
+    def _land(self, work: Work, lba: int, token: Token) -> None:
+        must(token.generation == self.index.generation(token.segment), "a write into another generation", token)
+        self.medium.write(lba, token)
+        self.seen["late writes"] += work.expires_s <= self.now_s
 
     # ---- the account ---------------------------------------------------------------------------------------------
 

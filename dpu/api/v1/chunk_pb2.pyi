@@ -82,7 +82,7 @@ class ChunkRecord(_message.Message):
     def __init__(self, key: _Optional[bytes] = ..., identity: _Optional[bytes] = ..., tenant: _Optional[str] = ..., group: _Optional[int] = ..., position_tokens: _Optional[int] = ..., token_count: _Optional[int] = ..., shards: _Optional[_Iterable[_Union[Shard, _Mapping[str, object]]]] = ...) -> None: ...
 
 class AttachRequest(_message.Message):
-    __slots__ = ("incarnation", "engine_kind", "engine_version", "host", "pid", "identity", "rank_count", "tenant", "api_version", "handoff_token")
+    __slots__ = ("incarnation", "engine_kind", "engine_version", "host", "pid", "identity", "rank_count", "tenant", "api_version", "handoff_token", "access")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ENGINE_KIND_FIELD_NUMBER: _ClassVar[int]
     ENGINE_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -93,6 +93,7 @@ class AttachRequest(_message.Message):
     TENANT_FIELD_NUMBER: _ClassVar[int]
     API_VERSION_FIELD_NUMBER: _ClassVar[int]
     HANDOFF_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    ACCESS_FIELD_NUMBER: _ClassVar[int]
     incarnation: str
     engine_kind: str
     engine_version: str
@@ -103,7 +104,8 @@ class AttachRequest(_message.Message):
     tenant: str
     api_version: int
     handoff_token: str
-    def __init__(self, incarnation: _Optional[str] = ..., engine_kind: _Optional[str] = ..., engine_version: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., identity: _Optional[bytes] = ..., rank_count: _Optional[int] = ..., tenant: _Optional[str] = ..., api_version: _Optional[int] = ..., handoff_token: _Optional[str] = ...) -> None: ...
+    access: str
+    def __init__(self, incarnation: _Optional[str] = ..., engine_kind: _Optional[str] = ..., engine_version: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., identity: _Optional[bytes] = ..., rank_count: _Optional[int] = ..., tenant: _Optional[str] = ..., api_version: _Optional[int] = ..., handoff_token: _Optional[str] = ..., access: _Optional[str] = ...) -> None: ...
 
 class Namespace(_message.Message):
     __slots__ = ("nsid", "path", "lba_bytes", "lba_count")
@@ -117,8 +119,28 @@ class Namespace(_message.Message):
     lba_count: int
     def __init__(self, nsid: _Optional[int] = ..., path: _Optional[str] = ..., lba_bytes: _Optional[int] = ..., lba_count: _Optional[int] = ...) -> None: ...
 
+class Portal(_message.Message):
+    __slots__ = ("transport", "address", "service")
+    TRANSPORT_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    SERVICE_FIELD_NUMBER: _ClassVar[int]
+    transport: str
+    address: str
+    service: int
+    def __init__(self, transport: _Optional[str] = ..., address: _Optional[str] = ..., service: _Optional[int] = ...) -> None: ...
+
+class Export(_message.Message):
+    __slots__ = ("subsystem_nqn", "host_nqn", "portals")
+    SUBSYSTEM_NQN_FIELD_NUMBER: _ClassVar[int]
+    HOST_NQN_FIELD_NUMBER: _ClassVar[int]
+    PORTALS_FIELD_NUMBER: _ClassVar[int]
+    subsystem_nqn: str
+    host_nqn: str
+    portals: _containers.RepeatedCompositeFieldContainer[Portal]
+    def __init__(self, subsystem_nqn: _Optional[str] = ..., host_nqn: _Optional[str] = ..., portals: _Optional[_Iterable[_Union[Portal, _Mapping[str, object]]]] = ...) -> None: ...
+
 class Attachment(_message.Message):
-    __slots__ = ("pool_uuid", "holder_id", "epoch", "namespaces", "liveness_path", "lease_ttl_s", "grant_ttl_s", "heartbeat_s")
+    __slots__ = ("pool_uuid", "holder_id", "epoch", "namespaces", "liveness_path", "lease_ttl_s", "grant_ttl_s", "heartbeat_s", "export")
     POOL_UUID_FIELD_NUMBER: _ClassVar[int]
     HOLDER_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -127,6 +149,7 @@ class Attachment(_message.Message):
     LEASE_TTL_S_FIELD_NUMBER: _ClassVar[int]
     GRANT_TTL_S_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_S_FIELD_NUMBER: _ClassVar[int]
+    EXPORT_FIELD_NUMBER: _ClassVar[int]
     pool_uuid: str
     holder_id: str
     epoch: int
@@ -135,7 +158,8 @@ class Attachment(_message.Message):
     lease_ttl_s: float
     grant_ttl_s: float
     heartbeat_s: float
-    def __init__(self, pool_uuid: _Optional[str] = ..., holder_id: _Optional[str] = ..., epoch: _Optional[int] = ..., namespaces: _Optional[_Iterable[_Union[Namespace, _Mapping[str, object]]]] = ..., liveness_path: _Optional[str] = ..., lease_ttl_s: _Optional[float] = ..., grant_ttl_s: _Optional[float] = ..., heartbeat_s: _Optional[float] = ...) -> None: ...
+    export: Export
+    def __init__(self, pool_uuid: _Optional[str] = ..., holder_id: _Optional[str] = ..., epoch: _Optional[int] = ..., namespaces: _Optional[_Iterable[_Union[Namespace, _Mapping[str, object]]]] = ..., liveness_path: _Optional[str] = ..., lease_ttl_s: _Optional[float] = ..., grant_ttl_s: _Optional[float] = ..., heartbeat_s: _Optional[float] = ..., export: _Optional[_Union[Export, _Mapping[str, object]]] = ...) -> None: ...
 
 class MatchRequest(_message.Message):
     __slots__ = ("holder_id", "request_id", "group", "chunk_tokens", "keys")
@@ -238,14 +262,16 @@ class CommitReply(_message.Message):
     def __init__(self, committed: _Optional[_Iterable[bool]] = ...) -> None: ...
 
 class AbortRequest(_message.Message):
-    __slots__ = ("holder_id", "epoch", "grant_ids")
+    __slots__ = ("holder_id", "epoch", "grant_ids", "doubtful_grant_ids")
     HOLDER_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     GRANT_IDS_FIELD_NUMBER: _ClassVar[int]
+    DOUBTFUL_GRANT_IDS_FIELD_NUMBER: _ClassVar[int]
     holder_id: str
     epoch: int
     grant_ids: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, holder_id: _Optional[str] = ..., epoch: _Optional[int] = ..., grant_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+    doubtful_grant_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, holder_id: _Optional[str] = ..., epoch: _Optional[int] = ..., grant_ids: _Optional[_Iterable[str]] = ..., doubtful_grant_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class AbortReply(_message.Message):
     __slots__ = ()
@@ -300,7 +326,7 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class HolderStatus(_message.Message):
-    __slots__ = ("holder_id", "engine_kind", "engine_version", "host", "pid", "lease_count", "grant_count", "silent_s", "state")
+    __slots__ = ("holder_id", "engine_kind", "engine_version", "host", "pid", "lease_count", "grant_count", "silent_s", "state", "access")
     HOLDER_ID_FIELD_NUMBER: _ClassVar[int]
     ENGINE_KIND_FIELD_NUMBER: _ClassVar[int]
     ENGINE_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -310,6 +336,7 @@ class HolderStatus(_message.Message):
     GRANT_COUNT_FIELD_NUMBER: _ClassVar[int]
     SILENT_S_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
+    ACCESS_FIELD_NUMBER: _ClassVar[int]
     holder_id: str
     engine_kind: str
     engine_version: str
@@ -319,7 +346,8 @@ class HolderStatus(_message.Message):
     grant_count: int
     silent_s: float
     state: str
-    def __init__(self, holder_id: _Optional[str] = ..., engine_kind: _Optional[str] = ..., engine_version: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., lease_count: _Optional[int] = ..., grant_count: _Optional[int] = ..., silent_s: _Optional[float] = ..., state: _Optional[str] = ...) -> None: ...
+    access: str
+    def __init__(self, holder_id: _Optional[str] = ..., engine_kind: _Optional[str] = ..., engine_version: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., lease_count: _Optional[int] = ..., grant_count: _Optional[int] = ..., silent_s: _Optional[float] = ..., state: _Optional[str] = ..., access: _Optional[str] = ...) -> None: ...
 
 class Counter(_message.Message):
     __slots__ = ("name", "value")
@@ -330,7 +358,7 @@ class Counter(_message.Message):
     def __init__(self, name: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
 
 class PoolStatus(_message.Message):
-    __slots__ = ("pool_uuid", "path", "format_version", "epoch", "lba_bytes", "segment_bytes", "segment_count", "segments_free", "segments_open", "segments_sealed", "segments_reclaiming", "segments_quarantined", "capacity_bytes", "committed_chunk_count", "committed_payload_bytes", "pinned_bytes", "lease_count", "grant_count", "saves_stopped_reason", "holders", "counters")
+    __slots__ = ("pool_uuid", "path", "format_version", "epoch", "lba_bytes", "segment_bytes", "segment_count", "segments_free", "segments_open", "segments_sealed", "segments_reclaiming", "segments_quarantined", "capacity_bytes", "committed_chunk_count", "committed_payload_bytes", "pinned_bytes", "lease_count", "grant_count", "saves_stopped_reason", "holders", "counters", "exports_problem")
     POOL_UUID_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
     FORMAT_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -352,6 +380,7 @@ class PoolStatus(_message.Message):
     SAVES_STOPPED_REASON_FIELD_NUMBER: _ClassVar[int]
     HOLDERS_FIELD_NUMBER: _ClassVar[int]
     COUNTERS_FIELD_NUMBER: _ClassVar[int]
+    EXPORTS_PROBLEM_FIELD_NUMBER: _ClassVar[int]
     pool_uuid: str
     path: str
     format_version: int
@@ -373,7 +402,8 @@ class PoolStatus(_message.Message):
     saves_stopped_reason: str
     holders: _containers.RepeatedCompositeFieldContainer[HolderStatus]
     counters: _containers.RepeatedCompositeFieldContainer[Counter]
-    def __init__(self, pool_uuid: _Optional[str] = ..., path: _Optional[str] = ..., format_version: _Optional[int] = ..., epoch: _Optional[int] = ..., lba_bytes: _Optional[int] = ..., segment_bytes: _Optional[int] = ..., segment_count: _Optional[int] = ..., segments_free: _Optional[int] = ..., segments_open: _Optional[int] = ..., segments_sealed: _Optional[int] = ..., segments_reclaiming: _Optional[int] = ..., segments_quarantined: _Optional[int] = ..., capacity_bytes: _Optional[int] = ..., committed_chunk_count: _Optional[int] = ..., committed_payload_bytes: _Optional[int] = ..., pinned_bytes: _Optional[int] = ..., lease_count: _Optional[int] = ..., grant_count: _Optional[int] = ..., saves_stopped_reason: _Optional[str] = ..., holders: _Optional[_Iterable[_Union[HolderStatus, _Mapping[str, object]]]] = ..., counters: _Optional[_Iterable[_Union[Counter, _Mapping[str, object]]]] = ...) -> None: ...
+    exports_problem: str
+    def __init__(self, pool_uuid: _Optional[str] = ..., path: _Optional[str] = ..., format_version: _Optional[int] = ..., epoch: _Optional[int] = ..., lba_bytes: _Optional[int] = ..., segment_bytes: _Optional[int] = ..., segment_count: _Optional[int] = ..., segments_free: _Optional[int] = ..., segments_open: _Optional[int] = ..., segments_sealed: _Optional[int] = ..., segments_reclaiming: _Optional[int] = ..., segments_quarantined: _Optional[int] = ..., capacity_bytes: _Optional[int] = ..., committed_chunk_count: _Optional[int] = ..., committed_payload_bytes: _Optional[int] = ..., pinned_bytes: _Optional[int] = ..., lease_count: _Optional[int] = ..., grant_count: _Optional[int] = ..., saves_stopped_reason: _Optional[str] = ..., holders: _Optional[_Iterable[_Union[HolderStatus, _Mapping[str, object]]]] = ..., counters: _Optional[_Iterable[_Union[Counter, _Mapping[str, object]]]] = ..., exports_problem: _Optional[str] = ...) -> None: ...
 
 class ListRequest(_message.Message):
     __slots__ = ("after_key", "limit", "identity")

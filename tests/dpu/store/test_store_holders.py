@@ -20,7 +20,7 @@ def pool() -> Driver:
 
 
 def fence(pool: Driver, holder_id: str) -> None:
-    pool.settle(pool.store.liveness_lock_free(pool.now_s, holder_id))
+    pool.settle(pool.store.holder_is_gone(pool.now_s, holder_id))
 
 
 def detach(pool: Driver, holder_id: str) -> None:
@@ -103,9 +103,9 @@ def test_a_commit_on_its_way_survives_its_holder(pool: Driver) -> None:
 def test_silent_holders_are_probed_and_nothing_more(pool: Driver) -> None:
     pool.reserve("one", item(0))
     pool.pass_time(14.9)
-    assert pool.store.holders_to_probe(pool.now_s) == ()
+    assert pool.store.holders.to_probe(pool.now_s) == ()
     pool.pass_time(1000.0)
-    assert pool.store.holders_to_probe(pool.now_s) == ("one",)
+    assert pool.store.holders.to_probe(pool.now_s) == ("one",)
     assert states(pool) == {"one": "silent"}
     assert len(pool.store.grants) == 1, "time alone frees nothing"
 
@@ -113,10 +113,10 @@ def test_silent_holders_are_probed_and_nothing_more(pool: Driver) -> None:
 def test_a_fence_frees_only_when_durable(pool: Driver) -> None:
     pool.reserve("one", item(0))
     pool.pass_time(20.0)
-    step = pool.store.liveness_lock_free(pool.now_s, "one")
+    step = pool.store.holder_is_gone(pool.now_s, "one")
     assert len(pool.store.grants) == 1
-    assert pool.store.holders_to_probe(pool.now_s) == (), "its fence is on its way"
-    assert pool.store.liveness_lock_free(pool.now_s, "one").effects == ()
+    assert pool.store.holders.to_probe(pool.now_s) == (), "its fence is on its way"
+    assert pool.store.holder_is_gone(pool.now_s, "one").effects == ()
     with pytest.raises(StaleHolderError):
         pool.commit_step("one")
     pool.settle(step)
@@ -136,17 +136,17 @@ def test_a_fenced_incarnation_is_never_readmitted(pool: Driver) -> None:
 def test_a_failed_fence_is_tried_again_and_admits_nobody(pool: Driver) -> None:
     pool.reserve("one", item(0))
     pool.pass_time(20.0)
-    pool.fail(pool.store.liveness_lock_free(pool.now_s, "one"))
+    pool.fail(pool.store.holder_is_gone(pool.now_s, "one"))
     assert len(pool.store.grants) == 1
     with pytest.raises(StaleHolderError):
         pool.attach("one")
-    assert pool.store.holders_to_probe(pool.now_s) == ("one",)
+    assert pool.store.holders.to_probe(pool.now_s) == ("one",)
     fence(pool, "one")
     assert len(pool.store.grants) == 0
 
 
 def test_a_late_goodbye_does_not_lift_a_fence(pool: Driver) -> None:
-    step = pool.store.liveness_lock_free(0.0, "one")
+    step = pool.store.holder_is_gone(0.0, "one")
     detach(pool, "one")
     pool.settle(step)
     assert pool.holders["one"].fenced

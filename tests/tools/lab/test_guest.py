@@ -118,8 +118,11 @@ def test_a_failing_sink_ends_the_guest(tmp_path: Path, temporary: Path) -> None:
 
 
 RUN_IN_CHILD = """
+import signal
 import sys
 from pathlib import Path
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # whoever runs the tests may ignore some of them
+    signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 from meshfusion.tools.lab.guest import GuestRun, run_guest
 from meshfusion.tools.lab.uml import UmlMachine
 run_guest(GuestRun(("sh", "-c", "echo running; sleep 8")), machine=UmlMachine(Path(sys.argv[1])))
