@@ -7,10 +7,12 @@ import stat
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from meshfusion.dpu.api.address import TcpAddress, UnixAddress, parse_address
+from meshfusion.dpu.config_exports import ExportsConfig
 from meshfusion.dpu.config_pool import opening_problem, pool_is_absent, room_problem, without_effect
+from meshfusion.dpu.config_types import MAX_SECONDS, AbsolutePath, ConfigModel, Fraction, Seconds, SizeBytes
 from meshfusion.dpu.pool_sizes import size_problems
 from meshfusion.dpu.yaml_document import FieldPath, YamlDocument, read_yaml
 from meshfusion.jbof.config_problems import ConfigProblem, ConfigProblemsError, as_fix, describe_errors, misspelt
@@ -18,17 +20,6 @@ from meshfusion.jbof.errors import ConfigError, FieldValueError
 from meshfusion.jbof.sizes import parse_size_bytes
 
 MAX_FILE_BYTES = 1 << 20
-
-
-def _absolute_path(value: object) -> Path:
-    if not isinstance(value, str | Path) or not str(value):
-        raise ValueError("must be a path")
-    if "\0" in str(value):
-        raise ValueError("a path cannot hold a NUL character")
-    path = Path(value)
-    if not path.is_absolute():
-        raise ValueError("must be an absolute path, since a service has no telling working directory")
-    return path
 
 
 def _listen_address(value: str) -> str:
@@ -41,19 +32,7 @@ def _listen_address(value: str) -> str:
     return value
 
 
-SizeBytes = Annotated[int, BeforeValidator(parse_size_bytes)]
-AbsolutePath = Annotated[Path, BeforeValidator(_absolute_path)]
-Fraction = Annotated[float, Field(gt=0, le=1)]
-MAX_SECONDS = 86_400
-Seconds = Annotated[float, Field(gt=0, le=MAX_SECONDS)]
-
-
-class _Model(BaseModel):
-    # Strict: "yes" is not a bool and "5" is not a number, so that a slip shows instead of being guessed at.
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
-class PoolConfig(_Model):
+class PoolConfig(ConfigModel):
     """Which pool is served."""
 
     path: AbsolutePath = Field(description="Directory of the pool.", examples=["/var/lib/meshfusion/pool"])
@@ -71,7 +50,7 @@ class PoolConfig(_Model):
     )
 
 
-class LeaseConfig(_Model):
+class LeaseConfig(ConfigModel):
     """How long readers and writers may be silent, and how much they may hold."""
 
     lease_ttl_s: Seconds = Field(default=30.0, description="A read lease lapses this long after its last renewal.")
@@ -98,7 +77,7 @@ class LeaseConfig(_Model):
         return self
 
 
-class LogConfig(_Model):
+class LogConfig(ConfigModel):
     """What the service logs to its standard error."""
 
     level: Literal["debug", "info", "warning", "error"] = Field(
@@ -107,7 +86,7 @@ class LogConfig(_Model):
     format: Literal["text", "json"] = Field(default="text", description="text, or json: one object a line.")
 
 
-class ServiceConfig(_Model):
+class ServiceConfig(ConfigModel):
     """The whole file."""
 
     listen: Annotated[str, AfterValidator(_listen_address)] = Field(
@@ -116,6 +95,7 @@ class ServiceConfig(_Model):
         examples=["unix:///run/meshfusion/meshfusion.sock"],
     )
     pool: PoolConfig
+    exports: ExportsConfig | None = None
     leases: LeaseConfig = LeaseConfig()
     log: LogConfig = LogConfig()
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import textwrap
+import types
+import typing
 from typing import Any
 
 from pydantic import BaseModel
@@ -22,10 +24,11 @@ def example_service_config() -> str:
 def _fields(model: type[BaseModel], indent: str) -> list[str]:
     lines: list[str] = []
     for name, info in model.model_fields.items():
-        nested = info.annotation
-        if isinstance(nested, type) and issubclass(nested, BaseModel):
+        nested = _model_of(info.annotation)
+        if nested is not None:
             lines += _comment(nested.__doc__ or "", indent)
-            lines += [f"{indent}{name}:", *_fields(nested, indent + "  "), ""]
+            part = [f"{indent}{name}:", *_fields(nested, indent + "  ")]
+            lines += [*(part if nested is info.annotation else map(_commented, part)), ""]
             continue
         lines += _comment(info.description or "", indent)
         # What is left out by default stands in the example as a comment.
@@ -35,6 +38,17 @@ def _fields(model: type[BaseModel], indent: str) -> list[str]:
         if not indent:
             lines.append("")
     return lines
+
+
+def _model_of(annotation: Any) -> type[BaseModel] | None:
+    """The model of a part of the file, which may be left out."""
+    options = typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
+    return next((o for o in options if isinstance(o, type) and issubclass(o, BaseModel)), None)
+
+
+def _commented(line: str) -> str:
+    body = line.lstrip()
+    return line if not body or body.startswith("# ") else f"{line[: len(line) - len(body)]}# {body}"
 
 
 def _comment(text: str, indent: str) -> list[str]:

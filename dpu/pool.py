@@ -17,21 +17,27 @@ from types import TracebackType
 
 from meshfusion.dpu.api import types as api
 from meshfusion.dpu.api.liveness import create_liveness, forget_liveness, take_liveness_away
+from meshfusion.dpu.export.keeper import ExportKeeper, Holders
 from meshfusion.dpu.index import Index, IndexTotals
 from meshfusion.dpu.index_files import open_index, scan_in_child
 from meshfusion.dpu.owner_lock import OwnerLock
 from meshfusion.dpu.pool_dir import LIVENESS_SUFFIX, PoolLayout, create_pool, geometry_of, read_label_copies
 from meshfusion.dpu.pool_inspect import CheckReport, check_pool, inspect_pool
+from meshfusion.dpu.pool_status import list_chunks, status_of
 from meshfusion.dpu.pool_writer import TransactionWriter
 from meshfusion.dpu.store.checks import refuse_unserved
 from meshfusion.dpu.store.store import NAMESPACE, Reply, Step, Store, StoreOptions
-from meshfusion.jbof.errors import MeshFusionError
-from meshfusion.jbof.format import FORMAT_VERSION, Label
+from meshfusion.jbof.errors import MeshFusionError, UnsupportedError
+from meshfusion.jbof.format import Label
 from meshfusion.jbof.segments import SegmentTable
 
 logger = logging.getLogger("meshfusion.pool")
 
 TICK_S = 1.0
+UNCONFIRMED = (
+    "an earlier service exported this pool to hosts that may still write, and only its target can say when they are "
+    "gone: until the pool is served with these exports again, nothing is reclaimed"
+)
 INDEX_SCAN_DEADLINE_S = 600.0
 
 
@@ -40,6 +46,10 @@ class PoolOptions(StoreOptions):
     """Store options plus ``heartbeat_s``: how often holders must be heard from."""
 
     heartbeat_s: float = 5.0
+
+
+# (whom it serves, the pool, its data) -> the keeper, not started yet
+MakeExports = Callable[[Holders, uuid.UUID, Path], ExportKeeper]
 
 
 class Pool:
@@ -54,6 +64,7 @@ class Pool:
         index: Index,
         totals: IndexTotals,
         clock: Callable[[], float],
+        exports: MakeExports | None,
     ) -> None:
         self._layout = layout
         self._label = label
@@ -72,18 +83,31 @@ class Pool:
         self._store.counters["index_entries_damaged"] = totals.damaged_count
         self._mutex = threading.Lock()
         self._ending: dict[int, str] = {}  # ticket of a fence or a farewell -> holder
+        self._exports = None if exports is None else exports(self, uuid.UUID(bytes=label.pool_uuid), layout.data)
         self._writer = TransactionWriter(index, self._settle)
         self._stop = threading.Event()
         self._ticker = threading.Thread(target=self._tick_loop, name="meshfusion-tick", daemon=True)
         self._forget_unlisted()
         self._probe_holders(clock())
         self._ticker.start()
+        if self._exports is not None:
+            self._exports.start()
+        elif self._store.holders.to_serve():
+            logger.warning("%s", UNCONFIRMED)
 
     @classmethod
     def open(
-        cls, path: Path, options: PoolOptions | None = None, *, clock: Callable[[], float] = time.monotonic
+        cls,
+        path: Path,
+        options: PoolOptions | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        exports: MakeExports | None = None,
     ) -> Pool:
-        """Own the pool at ``path``. Raises PoolBusyError, FormatError or MediaError, each with a way out."""
+        """Own the pool at ``path``. ``exports`` makes the keeper of its exports: without one, data is reached locally.
+
+        Raises PoolBusyError, FormatError or MediaError, each with a way out, and what ``exports`` raises.
+        """
         layout = PoolLayout(path.absolute())
         label, label_problems = read_label_copies(layout)
         owner = OwnerLock.take(layout)
@@ -95,7 +119,7 @@ class Pool:
             if label_problems:
                 logger.warning("%s; the other copy is used", "; ".join(label_problems))
             try:
-                return cls(layout, label, options or PoolOptions(), owner, index, totals, clock)
+                return cls(layout, label, options or PoolOptions(), owner, index, totals, clock, exports)
             except BaseException:
                 index.close()
                 raise
@@ -107,20 +131,25 @@ class Pool:
 
     def attach(self, request: api.AttachRequest, *, deadline_s: float) -> api.Attachment:
         refuse_unserved(request)  # before its incarnation becomes the name of a file
-        liveness = self._layout.liveness(request.incarnation)
+        is_local = request.access is api.Access.LOCAL
+        if not is_local and self._exports is None:
+            raise UnsupportedError(
+                "this service exports nothing over NVMe-oF", next_step="add exports to the service's configuration"
+            )
+        liveness = self._layout.liveness(request.incarnation) if is_local else None
         with self._mutex:
             # The file before the durable listing: a listed holder whose file is missing could never be called gone.
-            if not self._store.holders.knows(request.incarnation) and not self._store.holders.is_fenced(
-                request.incarnation
-            ):
+            holders = self._store.holders
+            if liveness and not holders.knows(request.incarnation) and not holders.is_fenced(request.incarnation):
                 create_liveness(liveness)
             step = self._store.attach(self._clock(), request)
             self._submit(step)
         holder_id = self._wait(step, deadline_s)
+        export = None if is_local else self._admit(holder_id, deadline_s)
         geometry = geometry_of(self._label)
         namespace = api.Namespace(
             nsid=NAMESPACE,
-            path=str(self._layout.data.absolute()),
+            path=str(self._layout.data.absolute()) if is_local else "",
             lba_bytes=geometry.lba_bytes,
             lba_count=geometry.data_start_lba + geometry.segment_count * geometry.segment_lba_count,
         )
@@ -129,10 +158,11 @@ class Pool:
             holder_id=holder_id,
             epoch=self._store.epoch,
             namespaces=(namespace,),
-            liveness_path=str(liveness),
+            liveness_path=str(liveness or ""),
             lease_ttl_s=self._options.lease_ttl_s,
             grant_ttl_s=self._options.grant_ttl_s,
             heartbeat_s=self._options.heartbeat_s,
+            export=export,
         )
 
     def match(self, request: api.MatchRequest, *, deadline_s: float) -> api.MatchReply:
@@ -179,9 +209,14 @@ class Pool:
         return self._wait(step, deadline_s)
 
     def detach(self, request: api.DetachRequest, *, deadline_s: float) -> None:
-        """Believed only when the holder's liveness lock is free; else it is probed like any silent holder."""
+        """Believed only when the holder's liveness lock is free; else it is probed like any silent holder. One that
+        reaches a target is cut off, and forgotten when that is confirmed."""
         with self._mutex:  # so that the holder cannot attach anew between its lock and its end
-            if not self._store.holders.knows(request.holder_id):
+            holder = self._store.holders.get(request.holder_id)
+            if holder is None:
+                return
+            if not holder.is_local:
+                self._condemn(request.holder_id)
                 return
             if not take_liveness_away(self._layout.liveness(request.holder_id)):
                 logger.warning("holder %s detached while a process of it lives; it is watched", request.holder_id)
@@ -192,8 +227,11 @@ class Pool:
         self._wait(step, deadline_s)
 
     def status(self, *, deadline_s: float) -> api.PoolStatus:
-        with self._mutex:  # the index too: a chunk then always shows as granted, as committed or as both
-            return self._status(self._index.chunk_count(), self._index.payload_bytes)
+        with self._mutex:
+            problem = self._exports_problem()
+            return status_of(
+                self._store, self._index, self._label, self._layout.directory, self._clock(), exports_problem=problem
+            )
 
     def list_chunks(self, request: api.ListRequest, *, deadline_s: float) -> api.ListReply:
         return list_chunks(self._index, request)
@@ -210,6 +248,8 @@ class Pool:
         if self._stop.is_set():
             return
         self._stop.set()
+        if self._exports is not None:
+            self._exports.close()
         self._ticker.join()
         self._writer.close()
         self._index.close()
@@ -227,7 +267,43 @@ class Pool:
     def pool_uuid(self) -> str:
         return str(uuid.UUID(bytes=self._label.pool_uuid))
 
+    # ---- for the keeper of exports -------------------------------------------------------------------------------
+
+    def holders_to_serve(self) -> tuple[str, ...]:
+        with self._mutex:
+            return self._store.holders.to_serve()
+
+    def holders_to_cut_off(self) -> tuple[str, ...]:
+        with self._mutex:
+            return self._store.holders.to_cut_off()
+
+    def holder_is_cut_off(self, incarnation: str) -> None:
+        with self._mutex:
+            self._submit(self._store.holder_is_gone(self._clock(), incarnation))
+
     # ---- inside --------------------------------------------------------------------------------------------------
+
+    def _admit(self, holder_id: str, deadline_s: float) -> api.Export:
+        """The holder is listed durably; it learns of its access only when that is there."""
+        assert self._exports is not None
+        try:
+            return self._exports.admit(holder_id, deadline_s=deadline_s)
+        except MeshFusionError:
+            with self._mutex:
+                self._condemn(holder_id)
+            raise
+
+    def _condemn(self, holder_id: str) -> None:
+        """Under the mutex."""
+        self._store.holders.condemn(holder_id)
+        if self._exports is not None:
+            self._exports.wake()
+
+    def _exports_problem(self) -> str:
+        if self._exports is not None:
+            return self._exports.problem
+        is_reached = any(not holder.is_local for holder in self._store.holders)
+        return UNCONFIRMED if is_reached else ""
 
     def _submit(self, step: Step[object]) -> None:
         """Under the mutex, so that tickets reach the writer in order."""
@@ -259,6 +335,8 @@ class Pool:
             now_s = self._clock()
             with self._mutex:
                 self._store.tick(now_s)
+                if self._exports is not None and self._store.holders.to_cut_off():
+                    self._exports.wake()
             self._probe_holders(now_s)
 
     def _probe_holders(self, now_s: float) -> None:
@@ -275,48 +353,6 @@ class Pool:
         for path in self._layout.holders.glob(f"*{LIVENESS_SUFFIX}"):
             if not self._store.holders.knows(path.name.removesuffix(LIVENESS_SUFFIX)):
                 forget_liveness(path)
-
-    def _status(self, chunk_count: int, payload_bytes: int) -> api.PoolStatus:
-        store, geometry = self._store, geometry_of(self._label)
-        counts = store.segments.counts()
-        return api.PoolStatus(
-            pool_uuid=self.pool_uuid,
-            path=str(self._layout.directory),
-            format_version=FORMAT_VERSION,
-            epoch=store.epoch,
-            lba_bytes=geometry.lba_bytes,
-            segment_bytes=geometry.segment_bytes,
-            segment_count=geometry.segment_count,
-            segments_free=counts.free,
-            segments_open=counts.open + counts.opening,
-            segments_sealed=counts.sealed,
-            segments_reclaiming=0,
-            segments_quarantined=store.quarantined_segment_count(),
-            capacity_bytes=geometry.capacity_bytes,
-            committed_chunk_count=chunk_count,
-            committed_payload_bytes=payload_bytes,
-            pinned_bytes=store.leases.pinned_bytes,
-            lease_count=len(store.leases),
-            grant_count=len(store.grants),
-            saves_stopped_reason=store.saves_stopped_reason(self._clock()),
-            holders=store.holder_statuses(self._clock()),
-            counters=tuple(sorted(store.counters.items())),
-        )
-
-
-def list_chunks(index: Index, request: api.ListRequest) -> api.ListReply:
-    """One page of chunks; shared by the open pool and by read-only inspection."""
-    wanted: list[api.ChunkRecord] = []
-    after = request.after_key
-    while len(wanted) <= request.limit:
-        page = index.chunks_after(after, 256)
-        wanted.extend(c for c in page if not request.identity or c.identity == request.identity)
-        if len(page) < 256:
-            break
-        after = page[-1].key
-    page_chunks = tuple(wanted[: request.limit])
-    more = len(wanted) > request.limit
-    return api.ListReply(page_chunks, page_chunks[-1].key if more and page_chunks else b"")
 
 
 __all__ = ["CheckReport", "Pool", "PoolOptions", "check_pool", "create_pool", "inspect_pool", "list_chunks"]

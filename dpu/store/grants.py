@@ -19,6 +19,7 @@ class GrantState(enum.Enum):
     LIVE = "live"
     COMMITTING = "committing"  # its index entry is being made durable
     EXPIRED = "expired"
+    DOUBTFUL = "doubtful"  # its holder cannot tell what became of its writes: only a fence ends it
 
 
 @dataclass(slots=True)
@@ -79,13 +80,14 @@ class GrantTable:
     def expire(self, now_s: float) -> int:
         late = [g for g in self._grants.values() if g.state is GrantState.LIVE and g.expires_s <= now_s]
         for grant in late:
-            self.doubt(grant)
+            grant.state = GrantState.EXPIRED
+            self._forget_writer(grant)
         return len(late)
 
     def doubt(self, grant: Grant) -> None:
-        """A write under it may still land: it ends like an expired one, before its time."""
-        assert grant.state is GrantState.LIVE
-        grant.state = GrantState.EXPIRED
+        """A write under it may still land, and nothing that its holder says later changes that."""
+        assert grant.state is not GrantState.COMMITTING
+        grant.state = GrantState.DOUBTFUL
         self._forget_writer(grant)
 
     def of_holder(self, holder_id: str) -> tuple[Grant, ...]:
@@ -95,7 +97,7 @@ class GrantTable:
         return frozenset(
             extent.segment
             for grant in self._grants.values()
-            if grant.state is GrantState.EXPIRED
+            if grant.state in (GrantState.EXPIRED, GrantState.DOUBTFUL)
             for extent in grant.extents
         )
 

@@ -37,6 +37,8 @@ Reply = TypeVar("Reply", covariant=True)
 AnyReply = TypeVar("AnyReply")
 
 SAVE_RETRY_S = 10.0  # after a failed transaction, saves are refused this long before one is tried again
+# What their holder says of them does not matter any more.
+_SETTLED_ELSEWHERE = (GrantState.COMMITTING, GrantState.DOUBTFUL)
 NAMESPACE = 1  # one namespace so far; extents carry it so that more can come
 
 
@@ -241,7 +243,7 @@ class Store:
         committed: list[bool] = []
         for item in request.items:
             grant = self.grants.get(request.holder_id, item.grant_id)
-            if grant is None or grant.state is GrantState.COMMITTING:
+            if grant is None or grant.state in _SETTLED_ELSEWHERE:
                 committed.append(False)
                 continue
             if grant.state is GrantState.EXPIRED or grant.expires_s <= now_s:
@@ -266,12 +268,12 @@ class Store:
         """
         for grant_id in request.grant_ids:
             grant = self.grants.get(request.holder_id, grant_id)
-            if grant is not None and grant.state is not GrantState.COMMITTING:
+            if grant is not None and grant.state not in _SETTLED_ELSEWHERE:
                 self.grants.resolve(grant)
                 self.counters["grants_aborted"] += 1
         for grant_id in request.doubtful_grant_ids:
             grant = self.grants.get(request.holder_id, grant_id)
-            if grant is not None and grant.state is GrantState.LIVE:
+            if grant is not None and grant.state not in _SETTLED_ELSEWHERE:
                 self.grants.doubt(grant)
                 self.counters["grants_in_doubt"] += 1
 

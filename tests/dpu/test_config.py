@@ -20,6 +20,8 @@ from meshfusion.dpu.config import (
     notes_on_pool,
 )
 from meshfusion.dpu.config_example import example_service_config
+from meshfusion.dpu.config_exports import ExportsConfig, SpdkConfig, parse_portal
+from meshfusion.dpu.export.desired import Address
 from meshfusion.dpu.pool import PoolOptions
 from meshfusion.dpu.yaml_document import parse_yaml, read_yaml
 from meshfusion.jbof.config_problems import ConfigProblemsError
@@ -86,7 +88,7 @@ extra: 1
         r"line 8: leases\.max_pinned_fraction = 1\.5: must be at most 1; use more than 0 and at most 1, "
         r"for example 0\.5",
         r"line 9: log\.level = 'loud': must be 'debug', 'info', 'warning' or 'error'",
-        r"line 10: extra: unknown key; remove it; known here: listen, pool, leases, log",
+        r"line 10: extra: unknown key; remove it; known here: listen, pool, exports, leases, log",
     ]
     assert len(problems) == len(expected)
     for problem, pattern in zip(problems, expected, strict=True):
@@ -293,12 +295,69 @@ def test_unreadable_files(tmp_path: Path) -> None:
 def test_the_example_is_complete_and_shows_the_defaults(tmp_path: Path) -> None:
     text = example_service_config()
     data = yaml.safe_load(text)
-    assert set(data) == set(ServiceConfig.model_fields)
+    assert set(data) == set(ServiceConfig.model_fields) - {"exports"}, "left out by default"
+    assert "# exports:" in text
     assert "# data_path: " in text
     data["listen"] = f"unix://{tmp_path}/s"
     data["pool"]["path"] = f"{tmp_path}/pool"
     config = load_service_config(write(tmp_path, yaml.safe_dump(data)))
     assert config == load_service_config(write(tmp_path, GOOD))
+
+
+EXPORTS = GOOD + "exports: {target: nvmet, portals: [%s]}\n"
+
+
+def test_exports(tmp_path: Path) -> None:
+    config = load_service_config(write(tmp_path, EXPORTS % "rdma://10.0.0.1, 'rdma://[fd00::0:1]:4421'"))
+    assert config.exports is not None
+    assert [parse_portal(portal) for portal in config.exports.portals] == [
+        Address("rdma", "10.0.0.1", 4420),
+        Address("rdma", "fd00::1", 4421),
+    ]
+    spdk = "exports: {target: spdk, portals: ['tcp://127.0.0.1:4420'], spdk: {socket: /s, memory: 8GiB}}\n"
+    config = load_service_config(write(tmp_path, GOOD + spdk))
+    assert config.exports is not None
+    assert config.exports.spdk is not None
+    assert config.exports.spdk.memory == 8 << 30
+
+
+def test_the_example_of_exports_is_accepted(tmp_path: Path) -> None:
+    text = example_service_config()
+    start, end = text.index("# exports:"), text.index("# How long readers")
+    known = "|".join({"exports", *ExportsConfig.model_fields, *SpdkConfig.model_fields})
+    lines = [line.replace("# ", "", 1) for line in text[start:end].splitlines() if re.match(rf" *# ({known}):", line)]
+    shown = yaml.safe_load("\n".join(lines))["exports"]
+    assert set(shown) == set(ExportsConfig.model_fields)
+    shown["target"] = "spdk"
+    document = yaml.safe_dump({**yaml.safe_load(GOOD.replace("$TMP", str(tmp_path))), "exports": shown})
+    assert load_service_config(write(tmp_path, document)).exports is not None
+
+
+@pytest.mark.parametrize(
+    ("exports", "problem"),
+    [
+        ("{target: nvmet}", r"line 4: exports\.portals: is missing; add portals: \[\"rdma://"),
+        ("{target: nvmet, portals: []}", r"exports\.portals = \[\]: .*at least 1"),
+        ("{target: nvmet, portals: ['10.0.0.1']}", "'10.0.0.1' is no portal; write for example rdma://10.0.0.1:4420"),
+        ("{target: nvmet, portals: ['ib://10.0.0.1']}", "transport 'ib' is neither tcp nor rdma"),
+        ("{target: nvmet, portals: ['rdma://storage']}", "'storage' is not an IP address"),
+        ("{target: nvmet, portals: ['rdma://0.0.0.0']}", "hosts cannot connect to this address; name the address"),
+        ("{target: nvmet, portals: ['rdma://10.0.0.1:70000']}", "service 70000 is not a port number"),
+        ("{target: nvmet, portals: ['rdma://10.0.0.1', 'rdma://10.0.0.1']}", "must be different addresses"),
+        ("{target: nvmet, portals: ['rdma://10.0.0.1', 'tcp://10.0.0.2']}", "of one transport"),
+        ("{target: lio, portals: ['rdma://10.0.0.1']}", r"exports\.target = 'lio': must be 'nvmet' or 'spdk'"),
+        ("{target: spdk, portals: ['rdma://10.0.0.1']}", r"exports\.spdk: is needed with target: spdk; add socket"),
+        (
+            "{target: nvmet, portals: ['rdma://10.0.0.1'], spdk: {socket: /s, memory: 1GiB}}",
+            r"exports\.spdk.*: is only for target: spdk; remove it",
+        ),
+        ("{target: nvmet, portals: ['rdma://10.0.0.1'], nqn_prefix: mine}", r"exports\.nqn_prefix = 'mine': "),
+        ("{target: nvmet, portals: ['rdma://10.0.0.1'], port: 1}", r"exports\.port: unknown key; did you mean"),
+    ],
+)
+def test_exports_that_make_no_sense(tmp_path: Path, exports: str, problem: str) -> None:
+    (told,) = problems_of(write(tmp_path, f"{GOOD}exports: {exports}\n"))
+    assert re.search(problem, told), told
 
 
 def test_lines_point_into_nested_values() -> None:

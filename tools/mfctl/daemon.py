@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ from meshfusion.dpu.config_pool import pool_is_absent
 if TYPE_CHECKING:
     from types import FrameType
 
-    from meshfusion.dpu.pool import Pool
+    from meshfusion.dpu.pool import MakeExports, Pool
 
 log = logging.getLogger("meshfusion.service")
 
@@ -68,9 +69,17 @@ def _open_pool(config: ServiceConfig) -> Pool:
         log.info("created pool %s", config.pool.path)
     for note in notes_on_pool(config.pool):
         log.warning("%s", note)
-    pool = Pool.open(config.pool.path, PoolOptions(**config.leases.model_dump()))
+    pool = Pool.open(config.pool.path, PoolOptions(**config.leases.model_dump()), exports=_exports(config))
     log.info("opened pool %s (%s)", config.pool.path, pool.pool_uuid)
     return pool
+
+
+def _exports(config: ServiceConfig) -> MakeExports | None:
+    if config.exports is None:
+        return None
+    from meshfusion.dpu.export.opening import keeper_of
+
+    return partial(keeper_of, config.exports)
 
 
 def _ready_line(address: str, path: Path, pool_uuid: str, as_json: bool) -> str:

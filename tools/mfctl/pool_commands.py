@@ -119,14 +119,16 @@ def _print_status(s: PoolStatus, *, live: bool) -> None:
             ("grants", s.grant_count),
             ("saves", f"STOPPED: {s.saves_stopped_reason}" if s.saves_stopped_reason else "accepted"),
         ]
+        if s.exports_problem:
+            fields.append(("exports", f"NOT AS THEY SHOULD BE: {s.exports_problem}"))
     print_fields(fields)
     if s.holders:
         click.echo()
         print_table(
-            ["HOLDER", "STATE", "ENGINE", "HOST", "PID", "LEASES", "GRANTS", "SILENT"],
+            ["HOLDER", "STATE", "ACCESS", "ENGINE", "HOST", "PID", "LEASES", "GRANTS", "SILENT"],
             [
                 (
-                    *(h.holder_id, h.state, f"{h.engine_kind} {h.engine_version}", h.host, h.pid),
+                    *(h.holder_id, h.state, h.access, f"{h.engine_kind} {h.engine_version}", h.host, h.pid),
                     *(h.lease_count, h.grant_count, f"{h.silent_s:.1f} s"),
                 )
                 for h in s.holders

@@ -45,12 +45,17 @@ match_replies = st.one_of(
     st.just(t.MatchReply("", ())),
     st.builds(t.MatchReply, ids, st.lists(chunks, min_size=1, max_size=3).map(tuple)),
 )
-holders = st.builds(t.HolderStatus, ids, texts, texts, texts, u32, u63, u63, seconds, ids)
+accesses = st.sampled_from(list(t.Access))
+portals = st.builds(t.Portal, ids, ids, st.integers(1, 65_535))
+holders = st.builds(
+    t.HolderStatus, ids, texts, texts, texts, u32, u63, u63, seconds, ids, accesses.map(lambda access: access.value)
+)
 statuses = st.builds(
     t.PoolStatus,
     pool_uuid=ids,
     path=texts,
     saves_stopped_reason=texts,
+    exports_problem=texts,
     format_version=u32,
     lba_bytes=u32,
     holders=tuples_of(holders),
@@ -64,7 +69,18 @@ CASES: dict[str, tuple[st.SearchStrategy[Any], Codec]] = {
     "chunk": (chunks, (codec.chunk_to_pb, codec.chunk_from_pb)),
     "attach": (
         st.builds(
-            t.AttachRequest, ids, ids, texts, texts, u32, keys, st.integers(1, limits.MAX_SHARDS), ids, u32, texts
+            t.AttachRequest,
+            ids,
+            ids,
+            texts,
+            texts,
+            u32,
+            keys,
+            st.integers(1, limits.MAX_SHARDS),
+            ids,
+            u32,
+            texts,
+            accesses,
         ),
         (codec.attach_request_to_pb, codec.attach_request_from_pb),
     ),
@@ -79,6 +95,7 @@ CASES: dict[str, tuple[st.SearchStrategy[Any], Codec]] = {
             seconds,
             seconds,
             seconds,
+            st.none() | st.builds(t.Export, texts, texts, tuples_of(portals)),
         ),
         (codec.attachment_to_pb, codec.attachment_from_pb),
     ),
@@ -108,7 +125,7 @@ CASES: dict[str, tuple[st.SearchStrategy[Any], Codec]] = {
         (codec_writes.commit_reply_to_pb, codec_writes.commit_reply_from_pb),
     ),
     "abort": (
-        st.builds(t.AbortRequest, ids, u63, tuples_of(ids)),
+        st.builds(t.AbortRequest, ids, u63, tuples_of(ids), tuples_of(ids)),
         (codec_writes.abort_request_to_pb, codec_writes.abort_request_from_pb),
     ),
     "heartbeat": (

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshfusion.dpu.api.types import ChunkRecord, Extent, Shard
+from meshfusion.dpu.api.types import Access, ChunkRecord, Extent, Shard
 from meshfusion.dpu.store.effects import HolderRecord
 from meshfusion.dpu.store.records import (
     decode_chunk,
@@ -29,7 +29,7 @@ digests = st.lists(st.binary(min_size=8, max_size=8), max_size=5).map(tuple)
 shards = st.builds(Shard, u32, extents, u32, u32, u32, digests)
 chunks = st.builds(ChunkRecord, hash32, hash32, texts, u32, u64, u32, st.lists(shards, max_size=3).map(tuple))
 segments = st.builds(SegmentRecord, u32, u64, u64)
-holders = st.builds(HolderRecord, texts, texts, texts, texts, u64, hash32, st.booleans())
+holders = st.builds(HolderRecord, texts, texts, texts, texts, u64, hash32, st.booleans(), st.sampled_from(list(Access)))
 values = st.one_of(
     st.tuples(chunks.map(encode_chunk), st.just(decode_chunk)),
     st.tuples(segments.map(encode_segment), st.just(decode_segment)),

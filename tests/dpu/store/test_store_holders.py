@@ -179,3 +179,67 @@ def test_unused_segments_may_be_opened_beside_former_holders(pool: Driver) -> No
     pool.attach("two")
     (result,) = pool.reserve("two", item(1))
     assert result.extents[0].segment == 1
+
+
+def test_a_silent_host_of_a_target_is_condemned_and_refused_from_then_on(pool: Driver) -> None:
+    pool.attach("far", access=api.Access.NVMEOF)
+    pool.reserve("far", item(0))
+    pool.pass_time(14.9)
+    assert (pool.store.holders.to_serve(), pool.store.holders.to_cut_off()) == (("far",), ())
+    pool.pass_time(0.1)
+    assert pool.store.holders.to_probe(pool.now_s) == ("one",), "nobody's lock says anything of the other"
+    assert (pool.store.holders.to_serve(), pool.store.holders.to_cut_off()) == ((), ("far",))
+    assert states(pool)["far"] == "condemned"
+    with pytest.raises(StaleHolderError):
+        pool.store.heartbeat(pool.now_s, api.HeartbeatRequest("far", pool.epoch, ()))
+    with pytest.raises(StaleHolderError, match="no longer trusted"):
+        pool.attach("far", access=api.Access.NVMEOF)
+    assert len(pool.store.grants) == 1
+    pool.settle(pool.store.holder_is_gone(pool.now_s, "far"))
+    assert (len(pool.store.grants), pool.holders["far"].fenced) == (0, True)
+    assert pool.store.counters["holders_condemned"] == 1
+
+
+def test_who_was_not_condemned_cannot_be_gone(pool: Driver) -> None:
+    pool.attach("far", access=api.Access.NVMEOF)
+    with pytest.raises(AssertionError, match="never condemned"):
+        pool.store.holder_is_gone(pool.now_s, "far")
+    with pytest.raises(AssertionError, match="only its target can confirm"):
+        detach(pool, "far")
+    with pytest.raises(AssertionError, match="cannot be cut off"):
+        pool.store.holders.condemn("one")
+
+
+def test_a_fence_of_a_targets_host_that_failed_is_to_be_confirmed_again(pool: Driver) -> None:
+    pool.attach("far", access=api.Access.NVMEOF)
+    pool.store.holders.condemn("far")
+    pool.fail(pool.store.holder_is_gone(pool.now_s, "far"))
+    assert pool.store.holders.to_cut_off() == ("far",)
+
+
+def test_a_former_host_of_a_target_cannot_re_assert_itself(pool: Driver) -> None:
+    """What it sent in the earlier epoch, the target may still be at: its promise is worth nothing."""
+    pool.attach("far", access=api.Access.NVMEOF)
+    pool.restart()
+    assert pool.store.holders.to_serve() == ("far",), "its reads may go on for a while"
+    with pytest.raises(StaleHolderError, match="new incarnation"):
+        pool.attach("far", access=api.Access.NVMEOF)
+    pool.pass_time(15.0)
+    assert pool.store.holders.to_cut_off() == ("far",)
+
+
+def test_a_doubtful_write_keeps_its_place_and_lets_others_write_the_chunk(pool: Driver) -> None:
+    pool.attach("far", access=api.Access.NVMEOF)
+    (grant,) = pool.reserve("far", item(0))
+    pool.store.abort(pool.now_s, api.AbortRequest("far", pool.epoch, (), (grant.grant_id,)))
+    assert pool.store.quarantined_segment_count() == 1
+    assert pool.store.counters["grants_in_doubt"] == 1
+    assert pool.commit("far", grant.grant_id) == (False,)
+    pool.store.abort(pool.now_s, api.AbortRequest("one", pool.epoch, (grant.grant_id,)))
+    assert pool.store.quarantined_segment_count() == 1, "another holder has no say"
+    (again,) = pool.reserve("one", item(0))
+    assert again.outcome is api.ReserveOutcome.GRANTED
+    assert again.extents != grant.extents
+    pool.store.holders.condemn("far")
+    pool.settle(pool.store.holder_is_gone(pool.now_s, "far"))
+    assert pool.store.quarantined_segment_count() == 0

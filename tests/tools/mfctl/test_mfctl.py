@@ -76,7 +76,7 @@ def test_status_of_a_service(service: FakeChunkService, address: str) -> None:
     assert "capacity  4.0 GiB" in result.output
     assert "60 free, 1 open, 3 sealed" in result.output
     assert "saves     accepted" in result.output
-    assert "h-1     live   vllm 0.32.0  box   4242  2       1       0.2 s" in result.output
+    assert "h-1     live   local   vllm 0.32.0  box   4242  2       1       0.2 s" in result.output
     as_json = json.loads(run("pool", "status", "--service", address, "--format", "json").output)
     expected = dataclasses.asdict(service.current_status)
     assert as_json == {**expected, "holders": list(expected["holders"]), "counters": {"hits": 5, "commits": 12}}

@@ -1,0 +1,96 @@
+"""The part of the service's configuration that says how its pool's data is exported over NVMe-oF."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field, model_validator
+
+from meshfusion.dpu.config_types import AbsolutePath, ConfigModel, SizeBytes
+from meshfusion.dpu.export.desired import Address
+from meshfusion.jbof.errors import ConfigError, FieldValueError, MeshFusionError
+from meshfusion.jbof.nvme.fabrics import check_nqn
+
+SERVICE = 4420  # IANA's port of NVMe over Fabrics
+MAX_PREFIX_CHARS = 120  # of an NQN's 223: what is behind it has its own length
+_PORTAL = re.compile(r"(?P<transport>\w+)://(?P<address>\[[0-9A-Fa-f:]+\]|[^:/\[\]]+)(:(?P<service>[0-9]{1,5}))?")
+
+
+def parse_portal(text: str) -> Address:
+    """``rdma://10.0.0.1:4420``; an IPv6 address stands in brackets. Raises FieldValueError."""
+    found = _PORTAL.fullmatch(text)
+    if found is None:
+        raise FieldValueError(f"{text!r} is no portal", "write for example rdma://10.0.0.1:4420")
+    address = found["address"].strip("[]")
+    try:
+        address = str(ipaddress.ip_address(address))
+        return Address(found["transport"], address, int(found["service"] or SERVICE))  # type: ignore[arg-type]
+    except (ConfigError, ValueError) as error:
+        problem = error.message if isinstance(error, ConfigError) else f"{address!r} is not an IP address"
+        raise FieldValueError(f"{text!r}: {problem}", "write for example rdma://10.0.0.1:4420") from error
+
+
+def _portal(text: str) -> str:
+    address = parse_portal(text)
+    if ipaddress.ip_address(address.ip).is_unspecified:
+        raise FieldValueError(f"{text!r}: hosts cannot connect to this address", "name the address of a port")
+    return text
+
+
+def _prefix(text: str) -> str:
+    try:
+        check_nqn(text, what="nqn_prefix")
+    except MeshFusionError as error:
+        raise ValueError(error.message) from error
+    if len(text) > MAX_PREFIX_CHARS or "/" in text:
+        raise ValueError(f"must have at most {MAX_PREFIX_CHARS} characters and no slash")
+    return text
+
+
+class SpdkConfig(ConfigModel):
+    """An SPDK nvmf_tgt on this machine."""
+
+    socket: AbsolutePath = Field(description="Its JSON-RPC socket.", examples=["/var/tmp/spdk.sock"])
+    memory: SizeBytes = Field(description="What nvmf_tgt was given (huge pages, or -s).", examples=["8GiB"])
+    cores: int = Field(default=1, ge=1, le=1024, description="Cores in its core mask.")
+    connections: int = Field(default=64, ge=1, le=65_535, description="Queues of all hosts together.")
+    bdev: str | None = Field(
+        default=None,
+        description="The bdev that holds the pool's data; without it an aio bdev is made of the pool's data file.",
+        examples=["nvme0n1"],
+    )
+
+
+class ExportsConfig(ConfigModel):
+    """How engines reach the pool's data over NVMe-oF; without this part only engines of this machine reach it."""
+
+    target: Literal["nvmet", "spdk"] = Field(
+        description="nvmet: this machine's kernel; spdk: an nvmf_tgt.", examples=["nvmet"]
+    )
+    portals: list[Annotated[str, AfterValidator(_portal)]] = Field(
+        min_length=1,
+        max_length=64,
+        description="Where the target listens, an address of each port: transport://address:port.",
+        examples=['["rdma://10.0.0.1:4420"]'],
+    )
+    nqn_prefix: Annotated[str, AfterValidator(_prefix)] | None = Field(
+        default=None,
+        description="NQNs of this service begin with it; others on the target are left alone. Default: from the pool.",
+        examples=["nqn.2026-11.io.meshfusion:rack7"],
+    )
+    spdk: SpdkConfig | None = Field(default=None, description="Only with target: spdk.")
+
+    @model_validator(mode="after")
+    def _fits(self) -> ExportsConfig:
+        if (self.target == "spdk") != (self.spdk is not None):
+            problem = "is needed with target: spdk" if self.target == "spdk" else "is only for target: spdk"
+            fix = "add socket and memory" if self.target == "spdk" else "remove it, or use target: spdk"
+            raise FieldValueError(problem, fix, field="spdk")
+        transports = {parse_portal(portal).transport for portal in self.portals}
+        if len(set(self.portals)) < len(self.portals) or len(transports) > 1:
+            raise FieldValueError(
+                "must be different addresses of one transport", "remove what is there twice", field="portals"
+            )
+        return self

@@ -1,0 +1,179 @@
+"""Keeps a target as the pool's holders need it: who may reach the data does, who must go is cut off and proven gone.
+
+The pool says who is to be served and who is condemned; the keeper looks again every ``period_s``, and at once when it
+is woken. Nothing else is remembered: restarts of the target, of the service, or of both end in the same state.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import Protocol
+
+from meshfusion.dpu.api.types import Export as Reach
+from meshfusion.dpu.export.actual import Actual
+from meshfusion.dpu.export.desired import Export
+from meshfusion.dpu.export.errors import ExportError
+from meshfusion.dpu.export.fence import Confirmed, Fence
+from meshfusion.dpu.export.plan import ExportPlan
+from meshfusion.dpu.export.reconcile import Report
+from meshfusion.jbof.errors import MeshFusionError, ServiceUnavailableError
+
+logger = logging.getLogger("meshfusion.exports")
+
+PERIOD_S = 2.0
+ALARM_S = 30.0
+"""A host that is not confirmed to be gone for so long is told to people again."""
+
+
+class FencingTarget(Protocol):
+    """What is used of :class:`~meshfusion.dpu.export.nvmet.target.NvmetTarget` and of
+    :class:`~meshfusion.dpu.export.spdk.target.SpdkTarget`."""
+
+    def desire(self, desired: Export) -> Report: ...
+
+    def read(self, desired: Export) -> Actual: ...
+
+    def fence(self, host_nqn: str) -> Fence: ...
+
+
+class Holders(Protocol):
+    """The pool's side. Called on the keeper's thread."""
+
+    def holders_to_serve(self) -> tuple[str, ...]: ...
+
+    def holders_to_cut_off(self) -> tuple[str, ...]: ...
+
+    def holder_is_cut_off(self, incarnation: str) -> None:
+        """The target confirmed it: access is gone, and nothing of it is in flight."""
+        ...
+
+
+class ExportKeeper:
+    """Owns ``target``, which it uses on one thread of its own, from :meth:`start` to :meth:`close`."""
+
+    def __init__(
+        self, target: FencingTarget, plan: ExportPlan, holders: Holders, *, period_s: float = PERIOD_S
+    ) -> None:
+        self._target = target
+        self._plan = plan
+        self._holders = holders
+        self._period_s = period_s
+        self._change = threading.Condition()
+        self._rounds_wanted = 0
+        self._rounds_done = 0
+        self._served: frozenset[str] = frozenset()
+        self._problem = "the target was not asked yet"
+        self._cut_off_since_s: dict[str, float] = {}  # when it began, or was last told of
+        self._is_closing = False
+        self._thread = threading.Thread(target=self._loop, name="meshfusion-export", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    @property
+    def problem(self) -> str:
+        """Why the target is not as it should be; empty when it is."""
+        return self._problem
+
+    def wake(self) -> None:
+        """Somebody came, or must go."""
+        with self._change:
+            self._rounds_wanted += 1
+            self._change.notify_all()
+
+    def admit(self, incarnation: str, *, deadline_s: float) -> Reach:
+        """Returns when the incarnation, which the pool wants served, can connect.
+
+        Raises :class:`~meshfusion.jbof.errors.ServiceUnavailableError` with the target's reason.
+        """
+        end_s = time.monotonic() + deadline_s
+        with self._change:
+            self._rounds_wanted += 1
+            self._change.notify_all()
+            wanted = self._rounds_done + 1  # a round that began before may have missed it: then the next one
+            while incarnation not in self._served:
+                left_s = end_s - time.monotonic()
+                is_told = self._rounds_done > wanted
+                if left_s <= 0 or is_told or self._is_closing:
+                    raise ServiceUnavailableError(
+                        f"the data is not exported to this host: {self._problem or 'the target has not answered yet'}",
+                        next_step="see the service's log and `mfctl pool status`; is the target running?",
+                    )
+                self._change.wait(left_s)
+        return self._plan.reach(incarnation)
+
+    def close(self) -> None:
+        """Stop; what is exported stays so. Waits for the target's answer to what it was asked last."""
+        with self._change:
+            self._is_closing = True
+            self._change.notify_all()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    # ---- on the thread -------------------------------------------------------------------------------------------
+
+    def _loop(self) -> None:
+        while True:
+            with self._change:
+                if self._is_closing:
+                    return
+                wanted = self._rounds_wanted
+            served, problem = self._round()
+            with self._change:
+                self._served, self._problem = served, problem
+                self._rounds_done += 1
+                self._change.notify_all()
+                self._wait_for_change(wanted)
+
+    def _wait_for_change(self, rounds_wanted: int) -> None:
+        self._change.wait_for(lambda: self._is_closing or self._rounds_wanted > rounds_wanted, self._period_s)
+
+    def _round(self) -> tuple[frozenset[str], str]:
+        """Who is served now, and what is wrong. Never raises: the next round tries again."""
+        try:
+            return self._make_so()
+        except MeshFusionError as error:
+            problem = error.message
+        except Exception as error:  # a bug must not end the thread that fences
+            logger.exception("keeping exports failed")
+            problem = repr(error)
+        self._tell(problem)
+        return frozenset(), problem
+
+    def _make_so(self) -> tuple[frozenset[str], str]:
+        wanted = self._holders.holders_to_serve()
+        desired = self._plan.export(wanted)
+        report = self._target.desire(desired)
+        problem = "; ".join(report.reasons)
+        for incarnation in self._holders.holders_to_cut_off():
+            self._cut_off(incarnation)
+        self._tell(problem)
+        if report.unreachable is not None:
+            return frozenset(), problem
+        try:
+            actual = self._target.read(desired)
+        except ExportError as error:
+            return frozenset(), error.message
+        return frozenset(i for i in wanted if self._plan.is_served(actual, i)), problem
+
+    def _cut_off(self, incarnation: str) -> None:
+        now_s = time.monotonic()
+        verdict = self._target.fence(self._plan.host_nqn(incarnation))
+        if verdict == Confirmed():
+            self._cut_off_since_s.pop(incarnation, None)
+            logger.info("holder %s is cut off: its access is gone and its requests are done", incarnation)
+            self._holders.holder_is_cut_off(incarnation)
+            return
+        since_s = self._cut_off_since_s.setdefault(incarnation, now_s)
+        if now_s - since_s >= ALARM_S:
+            self._cut_off_since_s[incarnation] = now_s
+            logger.warning("holder %s is not cut off yet, its space stays quarantined: %s", incarnation, verdict)
+
+    def _tell(self, problem: str) -> None:
+        """Once, not at every round."""
+        if problem and problem != self._problem:
+            logger.warning("exports are not as they should be: %s", problem)
+        elif self._problem and not problem:
+            logger.info("exports are as they should be")

@@ -1,0 +1,66 @@
+"""From the configuration to a keeper of exports."""
+
+from __future__ import annotations
+
+import uuid
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from meshfusion.dpu.config_exports import ExportsConfig, SpdkConfig, parse_portal
+from meshfusion.dpu.export.desired import Export, Listener
+from meshfusion.dpu.export.errors import StepRefusedError
+from meshfusion.dpu.export.keeper import ExportKeeper, FencingTarget, Holders
+from meshfusion.dpu.export.plan import ExportPlan, TargetKind, default_nqn_prefix
+from meshfusion.jbof.format import LBA_BYTES
+
+_EXISTS = -17  # bdev_aio_create answers with the negative errno: EEXIST
+
+
+def keeper_of(config: ExportsConfig, holders: Holders, pool_uuid: uuid.UUID, data: Path) -> ExportKeeper:
+    """Not started yet. ``data``: the pool's file or block device.
+
+    Raises :class:`~meshfusion.dpu.export.errors.TargetUnreachableError` where this kernel has no nvmet, and
+    :class:`~meshfusion.jbof.errors.ConfigError` for what cannot be exported. An SPDK that is not there may come later.
+    """
+    bdev = f"mf-{pool_uuid}" if config.spdk is None or config.spdk.bdev is None else config.spdk.bdev
+    plan = ExportPlan(
+        kind=TargetKind(config.target),
+        nqn_prefix=config.nqn_prefix or default_nqn_prefix(pool_uuid),
+        pool_uuid=pool_uuid,
+        backing=str(data.resolve()) if config.target == "nvmet" else bdev,
+        listeners=frozenset(Listener(parse_portal(portal)) for portal in config.portals),
+    )
+    nothing = plan.export(())
+    target = _nvmet(nothing) if config.spdk is None else _spdk(config, config.spdk, nothing, bdev, data)
+    return ExportKeeper(target, plan, holders)
+
+
+def _nvmet(desired: Export) -> FencingTarget:
+    from meshfusion.dpu.export.nvmet.configfs import KernelConfigFs
+    from meshfusion.dpu.export.nvmet.target import NvmetTarget
+
+    return NvmetTarget(KernelConfigFs(), desired)
+
+
+def _spdk(config: ExportsConfig, spdk: SpdkConfig, desired: Export, bdev: str, data: Path) -> FencingTarget:
+    from meshfusion.dpu.export.spdk.client import SpdkClient
+    from meshfusion.dpu.export.spdk.sizing import Machine, size
+    from meshfusion.dpu.export.spdk.target import SpdkSettings, SpdkTarget
+
+    machine = Machine(spdk.memory, spdk.cores, connections=spdk.connections)
+    settings = SpdkSettings(
+        sizing=size(machine),
+        transports=frozenset(parse_portal(portal).transport for portal in config.portals),
+        attach=partial(_attach, bdev, str(data.resolve())) if spdk.bdev is None else lambda _: None,
+    )
+    return SpdkTarget(SpdkClient(spdk.socket), settings, desired)
+
+
+def _attach(bdev: str, data: str, rpc: Any) -> None:
+    """Idempotent. ``fallocate``: so that deallocating reaches the file."""
+    try:
+        rpc.call("bdev_aio_create", 20.0, name=bdev, filename=data, block_size=LBA_BYTES, fallocate=True)
+    except StepRefusedError as error:
+        if error.code != _EXISTS:
+            raise

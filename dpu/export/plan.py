@@ -1,0 +1,76 @@
+"""From a pool and those who hold it to what its target should export. Pure."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+
+from meshfusion.dpu.api.types import Export as Reach
+from meshfusion.dpu.api.types import Portal
+from meshfusion.dpu.export.actual import Actual
+from meshfusion.dpu.export.desired import Export, Host, Listener, Namespace, Subsystem
+from meshfusion.dpu.export.layout import Tenant, one_subsystem_per_host, one_subsystem_per_tenant
+
+TENANT = "default"  # the one tenant that is served so far
+NQN_AUTHORITY = "nqn.2026-11.io.meshfusion"
+
+
+class TargetKind(Enum):
+    NVMET = "nvmet"
+    SPDK = "spdk"
+
+
+@dataclass(frozen=True, slots=True)
+class ExportPlan:
+    """One pool's data as namespace 1 of a target, for the incarnations that may reach it.
+
+    ``backing``: a block device or file for nvmet, a bdev for SPDK.
+    """
+
+    kind: TargetKind
+    nqn_prefix: str
+    pool_uuid: uuid.UUID
+    backing: str
+    listeners: frozenset[Listener]
+
+    def export(self, incarnations: Iterable[str]) -> Export:
+        """What should be exported for these and nobody else."""
+        namespace = Namespace(1, self.pool_uuid, self.pool_uuid.hex, self.backing)
+        hosts = frozenset(Host(self.host_nqn(incarnation)) for incarnation in incarnations)
+        tenants = [Tenant(TENANT, frozenset({namespace}), hosts)]
+        layout = one_subsystem_per_host if self.kind is TargetKind.NVMET else one_subsystem_per_tenant
+        return layout(self.nqn_prefix, tenants, self.listeners)
+
+    def host_nqn(self, incarnation: str) -> str:
+        """Of this incarnation alone (rule 3)."""
+        return f"{self.nqn_prefix}:host:{incarnation}"
+
+    def reach(self, incarnation: str) -> Reach:
+        """What the incarnation is told: where to connect to, and as whom."""
+        subsystem = self._subsystem(incarnation)
+        addresses = sorted((listener.address for listener in self.listeners), key=str)
+        portals = tuple(Portal(address.transport, address.ip, address.service) for address in addresses)
+        return Reach(subsystem.nqn, self.host_nqn(incarnation), portals)
+
+    def is_served(self, actual: Actual, incarnation: str) -> bool:
+        """Does the target report everything that this incarnation needs?"""
+        wanted = self._subsystem(incarnation)
+        there = next((subsystem for subsystem in actual if subsystem.nqn == wanted.nqn), None)
+        return (
+            there is not None
+            and not there.pending
+            and self.host_nqn(incarnation) in there.host_nqns
+            and wanted.namespaces <= there.namespaces
+            and wanted.listeners <= there.listeners
+        )
+
+    def _subsystem(self, incarnation: str) -> Subsystem:
+        (subsystem,) = self.export([incarnation]).subsystems
+        return subsystem
+
+
+def default_nqn_prefix(pool_uuid: uuid.UUID) -> str:
+    """Each pool has its own, so that services that share a target leave each other's subsystems alone."""
+    return f"{NQN_AUTHORITY}:{pool_uuid}"

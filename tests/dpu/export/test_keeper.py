@@ -1,0 +1,224 @@
+"""A pool and the target that it is exported by: who may reach the data, and when somebody's space is free again."""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from meshfusion.dpu.api import types as api
+from meshfusion.dpu.export.desired import Address, Export, Listener
+from meshfusion.dpu.export.keeper import ExportKeeper, Holders
+from meshfusion.dpu.export.layout import host_subsystem_nqn
+from meshfusion.dpu.export.nvmet.target import NvmetTarget
+from meshfusion.dpu.export.plan import ExportPlan, TargetKind, default_nqn_prefix
+from meshfusion.dpu.pool import Pool, PoolOptions
+from meshfusion.jbof.errors import ServiceUnavailableError, StaleHolderError, UnsupportedError
+from tests.dpu.export.fake_nvmet import FakeKernel, os_error
+from tests.dpu.pool_cases import IDENTITY, UNIT_BYTES, key, make_pool
+
+PORTALS = (Address("rdma", "10.0.0.1"), Address("rdma", "10.0.1.1", 4421))
+DEADLINE_S = 10.0
+SILENCE_S = PoolOptions().holder_silence_s
+
+
+class Rig:
+    """One pool, its target's kernel, and a clock that tests turn."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "pool"
+        make_pool(self.path)
+        self.data = str((self.path / "data").resolve())
+        self.kernel = FakeKernel({self.data})
+        self.now_s = 0.0
+        self.pool = self.open()
+
+    def open(self) -> Pool:
+        self.pool = Pool.open(self.path, clock=lambda: self.now_s, exports=partial(keeper, self.kernel))
+        return self.pool
+
+    def attach(self, incarnation: str, *, deadline_s: float = DEADLINE_S) -> api.Attachment:
+        request = api.AttachRequest(incarnation, "vllm", "1", "h", 7, IDENTITY, rank_count=1, access=api.Access.NVMEOF)
+        return self.pool.attach(request, deadline_s=deadline_s)
+
+    def reserve(self, attachment: api.Attachment, chunk: int = 0) -> api.ReserveResult:
+        item = api.ReserveItem(key(chunk), 0, 16 * chunk, 16, (api.ShardSize(0, UNIT_BYTES, 3),))
+        request = api.ReserveRequest(attachment.holder_id, attachment.epoch, (item,))
+        return self.pool.reserve(request, deadline_s=DEADLINE_S).results[0]
+
+    def status(self) -> api.PoolStatus:
+        return self.pool.status(deadline_s=DEADLINE_S)
+
+    def states(self) -> dict[str, str]:
+        return {holder.holder_id: holder.state for holder in self.status().holders}
+
+    def connect(self, attachment: api.Attachment) -> None:
+        assert attachment.export is not None
+        self.kernel.connect_host(attachment.export.subsystem_nqn, attachment.export.host_nqn)
+
+    def hosts_that_reach_it(self) -> set[str]:
+        return {host.rsplit(":", 1)[1] for host, device in self.kernel.reachable() if device == self.data}
+
+
+def keeper(kernel: FakeKernel, holders: Holders, pool_uuid: uuid.UUID, data: Path) -> ExportKeeper:
+    listeners = frozenset(map(Listener, PORTALS))
+    plan = ExportPlan(TargetKind.NVMET, default_nqn_prefix(pool_uuid), pool_uuid, str(data.resolve()), listeners)
+    return ExportKeeper(NvmetTarget(kernel, plan.export(()), patience_s=0.1), plan, holders, period_s=0.05)
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    rig = Rig(tmp_path)
+    yield rig
+    rig.pool.close()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    end_s = time.monotonic() + 10.0
+    while not condition():
+        assert time.monotonic() < end_s
+        time.sleep(0.01)
+
+
+def test_who_attaches_is_told_where_and_as_whom_and_can_connect(rig: Rig) -> None:
+    attachment = rig.attach("one")
+    export = attachment.export
+    assert export is not None
+    prefix = default_nqn_prefix(uuid.UUID(attachment.pool_uuid))
+    assert export.host_nqn == f"{prefix}:host:one"
+    assert export.subsystem_nqn == host_subsystem_nqn(prefix, export.host_nqn)
+    assert export.portals == (api.Portal("rdma", "10.0.0.1", 4420), api.Portal("rdma", "10.0.1.1", 4421))
+    assert (attachment.liveness_path, attachment.namespaces[0].path) == ("", "")
+    assert attachment.namespaces[0].nsid == 1
+    rig.connect(attachment)
+    assert rig.hosts_that_reach_it() == {"one"}
+    assert rig.status().exports_problem == ""
+
+
+def test_each_incarnation_has_its_own(rig: Rig) -> None:
+    one, two = rig.attach("one").export, rig.attach("two").export
+    assert one is not None
+    assert two is not None
+    assert one.host_nqn != two.host_nqn
+    assert one.subsystem_nqn != two.subsystem_nqn
+
+
+def test_a_silent_host_is_cut_off_and_its_space_freed_only_when_its_requests_are_done(rig: Rig) -> None:
+    attachment = rig.attach("one")
+    rig.connect(attachment)
+    assert rig.reserve(attachment).outcome is api.ReserveOutcome.GRANTED
+    assert attachment.export is not None
+    writing = rig.kernel.hold[attachment.export.subsystem_nqn, "1"] = threading.Event()
+    rig.now_s += SILENCE_S
+    until(lambda: rig.states() == {"one": "condemned"})
+    with pytest.raises(StaleHolderError):
+        rig.reserve(attachment, 1)
+    time.sleep(0.5)
+    assert rig.states() == {"one": "condemned"}, "its write may still land"
+    assert rig.status().grant_count == 1
+    writing.set()
+    until(lambda: rig.states() == {})
+    assert rig.status().grant_count == 0
+    assert rig.hosts_that_reach_it() == set()
+    with pytest.raises(StaleHolderError, match="never admitted again"):
+        rig.attach("one")
+
+
+def test_a_host_that_is_heard_stays(rig: Rig) -> None:
+    attachment = rig.attach("one")
+    for _ in range(3):
+        rig.now_s += SILENCE_S - 1
+        rig.pool.heartbeat(api.HeartbeatRequest("one", attachment.epoch, ()), deadline_s=DEADLINE_S)
+        time.sleep(0.1)
+    assert rig.states() == {"one": "live"}
+
+
+def test_a_goodbye_is_believed_when_the_target_confirms_it(rig: Rig) -> None:
+    attachment = rig.attach("one")
+    rig.connect(attachment)
+    rig.reserve(attachment)
+    rig.pool.detach(api.DetachRequest("one"), deadline_s=DEADLINE_S)
+    until(lambda: rig.states() == {})
+    assert rig.status().grant_count == 0
+    assert rig.kernel.subsystems == {}
+
+
+def test_a_target_that_lost_everything_is_told_anew(rig: Rig) -> None:
+    attachment = rig.attach("one")
+    rig.kernel.reboot()
+    until(lambda: any(port.subsystems for port in rig.kernel.ports.values()))  # listeners come last
+    rig.connect(attachment)
+    assert rig.hosts_that_reach_it() == {"one"}
+
+
+def test_hosts_of_an_earlier_service_go_on_until_they_were_silent_and_then_are_cut_off(rig: Rig) -> None:
+    attachment = rig.attach("one")
+    rig.connect(attachment)
+    rig.pool.close()
+    assert rig.hosts_that_reach_it() == {"one"}, "what is exported stays so"
+    rig.open()
+    time.sleep(0.3)
+    assert rig.states() == {"one": "former"}
+    assert rig.hosts_that_reach_it() == {"one"}
+    with pytest.raises(StaleHolderError):
+        rig.attach("one")
+    rig.attach("two")
+    rig.now_s += SILENCE_S - 1
+    rig.pool.heartbeat(api.HeartbeatRequest("two", rig.status().epoch, ()), deadline_s=DEADLINE_S)
+    rig.now_s += 1
+    until(lambda: rig.states() == {"two": "live"})
+    assert rig.hosts_that_reach_it() == {"two"}
+
+
+def test_a_pool_opened_without_its_exports_says_that_hosts_may_still_write(rig: Rig) -> None:
+    rig.attach("one")
+    rig.pool.close()
+    with Pool.open(rig.path, clock=lambda: rig.now_s) as pool:
+        assert "only its target can say" in pool.status(deadline_s=DEADLINE_S).exports_problem
+
+
+def test_a_target_that_refuses_admits_nobody(rig: Rig) -> None:
+    def refuse(change: str) -> None:
+        raise os_error(13)
+
+    rig.kernel.fault = refuse
+    with pytest.raises(ServiceUnavailableError, match=r"not exported to this host: .*refused"):
+        rig.attach("one")
+    assert rig.status().exports_problem
+    rig.kernel.fault = lambda change: None
+    until(lambda: rig.states() == {})
+    until(lambda: rig.status().exports_problem == "")
+    rig.connect(rig.attach("two"))
+
+
+def test_a_service_without_exports_says_so(tmp_path: Path) -> None:
+    make_pool(tmp_path / "pool")
+    request = api.AttachRequest("one", "vllm", "1", "h", 7, IDENTITY, rank_count=1, access=api.Access.NVMEOF)
+    with Pool.open(tmp_path / "pool") as pool, pytest.raises(UnsupportedError, match="exports nothing") as caught:
+        pool.attach(request, deadline_s=DEADLINE_S)
+    assert "exports" in caught.value.next_step
+
+
+def test_a_keeper_survives_what_nobody_expected(rig: Rig) -> None:
+    def crash(change: str) -> None:
+        raise RuntimeError("a bug")
+
+    rig.kernel.fault = crash
+    with pytest.raises(ServiceUnavailableError):
+        rig.attach("one")
+    rig.kernel.fault = lambda change: None
+    rig.connect(rig.attach("two"))
+
+
+def test_for_spdk_a_tenant_has_one_subsystem() -> None:
+    pool_uuid = uuid.uuid4()
+    plan = ExportPlan(TargetKind.SPDK, default_nqn_prefix(pool_uuid), pool_uuid, "bdev0", frozenset())
+    export: Export = plan.export(["one", "two"])
+    (subsystem,) = export.subsystems
+    assert {host.nqn for host in subsystem.hosts} == {plan.host_nqn("one"), plan.host_nqn("two")}
+    assert plan.reach("one").subsystem_nqn == plan.reach("two").subsystem_nqn == subsystem.nqn
