@@ -18,10 +18,9 @@ import numpy as np
 import pytest
 
 from meshfusion.jbof.media.buffer import AlignedBuffer
+from meshfusion.jbof.media.faults import DataFileError, MediaFault
 from meshfusion.jbof.media.file import (
-    DataFileError,
     DirectMode,
-    MediaFault,
     SpaceKind,
     create_data_file,
     open_data_file,

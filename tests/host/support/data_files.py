@@ -15,7 +15,13 @@ def open_new_file(path: Path, size_bytes: int = 4 << 20, *, kind: type[DataFile]
     create_data_file(path, size_bytes)
     opened = open_data_file(path, writable=True, direct=DirectMode.AUTO)
     return kind(
-        opened._fd, path, size_bytes=opened.size_bytes, writable=True, direct=opened.direct, reason=opened.direct_reason
+        opened._fd,
+        path,
+        size_bytes=opened.size_bytes,
+        writable=True,
+        direct=opened.direct,
+        reason=opened.direct_reason,
+        alignment=opened.alignment,
     )
 
 
