@@ -15,7 +15,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshfusion.jbof.media import direct as direct_module
 from meshfusion.jbof.media.buffer import AlignedBuffer
 from meshfusion.jbof.media.direct import ASSUMED_ALIGNMENT, DirectAlignment, direct_alignment
 from meshfusion.jbof.media.faults import DataFileError, MediaFault
@@ -211,7 +210,7 @@ class FakeC:
 def test_what_the_kernel_tells(
     data_path: Path, monkeypatch: pytest.MonkeyPatch, library: object, expected: DirectAlignment | None
 ) -> None:
-    monkeypatch.setattr(direct_module.ctypes, "CDLL", lambda name: library)
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: library)
     with open_data_file(data_path, writable=False) as data:
         assert data.alignment == expected
 
