@@ -2,13 +2,67 @@
 
 from __future__ import annotations
 
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
 from meshfusion.host.kv.group_layout import GroupLayout
 from meshfusion.jbof.errors import UnsupportedError
+from meshfusion.jbof.format import LBA_BYTES
 from meshfusion.jbof.media.direct import DirectAlignment
-from meshfusion.jbof.media.file import DataFile
+from meshfusion.jbof.media.faults import DataFileError
+from meshfusion.jbof.media.file import open_data_file
 
 
-def check_direct(data: DataFile) -> DirectAlignment:
+class OpenedData(Protocol):
+    """What is asked of a :class:`~meshfusion.jbof.media.file.DataFile` here; there is no need for it to stay open."""
+
+    @property
+    def path(self) -> Path: ...
+
+    @property
+    def direct(self) -> bool: ...
+
+    @property
+    def direct_reason(self) -> str: ...
+
+    @property
+    def alignment(self) -> DirectAlignment | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class DataSight:
+    """What an opened file said of itself: see :class:`~meshfusion.jbof.media.file.DataFile`."""
+
+    path: Path
+    direct: bool
+    direct_reason: str
+    alignment: DirectAlignment | None
+
+
+def look_at_data(path: Path) -> DataSight:
+    """Opens a file or block device for reading. Raises :class:`~meshfusion.jbof.media.faults.DataFileError`."""
+    with open_data_file(path, writable=False) as data:
+        return DataSight(path, data.direct, data.direct_reason, data.alignment)
+
+
+def look_at_folder(folder: Path) -> DataSight:
+    """What a file in ``folder`` would say, tried on one that is gone afterwards.
+
+    Raises :class:`~meshfusion.jbof.media.faults.DataFileError`.
+    """
+    try:
+        with tempfile.NamedTemporaryFile(prefix=".meshfusion-probe-", dir=folder) as tried:
+            tried.write(bytes(LBA_BYTES))
+            tried.flush()
+            seen = look_at_data(Path(tried.name))
+    except OSError as error:
+        raise DataFileError.from_os_error(error, "trying a file there failed", folder) from error
+    return DataSight(folder, seen.direct, seen.direct_reason, seen.alignment)
+
+
+def check_direct(data: OpenedData) -> DirectAlignment:
     """What O_DIRECT on ``data`` asks of memory.
 
     Raises :class:`~meshfusion.jbof.errors.UnsupportedError` when the page cache is not passed by: every byte would then
@@ -25,7 +79,7 @@ def check_direct(data: DataFile) -> DirectAlignment:
     return data.alignment
 
 
-def check_block_layout(data: DataFile, memory_address: int, layout: GroupLayout) -> None:
+def check_block_layout(data: OpenedData, memory_address: int, layout: GroupLayout) -> None:
     """``memory_address``: of the memory that the layout's offsets count from.
 
     Raises :class:`~meshfusion.jbof.errors.UnsupportedError` when :func:`check_direct` does, or when memory and layout
