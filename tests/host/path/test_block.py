@@ -13,15 +13,22 @@ import numpy as np
 import pytest
 
 from meshfusion.dpu.api.types import Extent
+from meshfusion.host.path.block import block_path
+from meshfusion.host.path.block_layout import check_direct
 from meshfusion.host.path.load_job import UnitRead
 from meshfusion.host.path.shards import ShardWrite
 from meshfusion.jbof.digest import DigestKernels
+from meshfusion.jbof.errors import UnsupportedError
 from meshfusion.jbof.format import LBA_BYTES, decode_chunk_header
+from meshfusion.jbof.media.file import create_data_file, open_data_file
 from meshfusion.jbof.media.vectors import MAX_VECTORS
 from tests.host.support.block_rig import BlockRig, block_rig, blocks_of, granule_or_skip, layers_of
 from tests.host.support.data_files import media_error
 from tests.host.support.kv_memory import KvMemory
-from tests.host.support.staged_rig import MAX_UNITS, into, wait
+from tests.host.support.shard_writes import reads_of, shard_write
+from tests.host.support.staged_rig import FIRST_LBA, MAX_UNITS, into, wait
+from tests.host.support.waiting import until
+from tests.jbof.loop_devices import loop_device_of
 
 MakeKv = Callable[..., KvMemory]
 
@@ -199,6 +206,46 @@ def test_a_block_out_of_range_fails_the_load_before_anything_is_read(
         assert r.kv.untouched_except(before, [])
         assert r.file.reads == []
         assert wait(r.path.load(into(reads, [7, 8, 9]), abandon_after_s=10)).failures == ()
+
+
+def test_on_a_block_device_and_when_it_fails(tmp_path: Path, kernels: DigestKernels) -> None:
+    """EIO from the kernel itself: the file below the device ends where the device does not."""
+    below = tmp_path / "below"
+    create_data_file(below, 4 << 20)
+    with loop_device_of(below) as device:
+        data = open_data_file(device, writable=True)
+        try:
+            alignment = check_direct(data)
+        except UnsupportedError as error:
+            data.close()
+            pytest.skip(f"needs hardware: a loop device with O_DIRECT: {error.message}")
+        kv = layers_of(alignment.granule_bytes)
+        path = block_path(
+            data,
+            kv.memory,
+            kv.layout,
+            kernels,
+            lba_bytes=LBA_BYTES,
+            load_threads=1,
+            read_bytes=LBA_BYTES,
+            max_units=MAX_UNITS,
+        )
+        try:
+            kv.fill(3)
+            expected = kv.unit(2)
+            write = shard_write(kv.layout.unit_bytes, [1, 2, 3], FIRST_LBA)
+            path.save([write])
+            (written,) = until(path.take_written)
+            assert written.unit_digests is not None
+            reads = reads_of(write, written.unit_digests)
+            assert wait(path.load(into(reads, [7, 8, 9]), abandon_after_s=10)).failures == ()
+            assert kv.unit(8) == expected
+            os.truncate(below, reads[1].lba * LBA_BYTES)
+            failures = wait(path.load(into(reads, [7, 8, 9]), abandon_after_s=10)).failures
+            assert [(failure.index, failure.is_mismatch) for failure in failures] == [(1, False), (2, False)]
+            assert all("EIO" in failure.reason for failure in failures)
+        finally:
+            assert path.close()
 
 
 # ---- giving up -----------------------------------------------------------------------------------------------------
