@@ -30,10 +30,10 @@ HOST_MEMORY_PREFERENCE: Final = (PathKind.STAGED, PathKind.BLOCK, PathKind.RDMA)
 """For KV memory of the host: what opens here is read here, and staged.
 
 Measured in turns by ``tools/bench/path_rate.py`` on a virtual machine's disk, units of 1 MiB: into ordinary pages block
-loads at 0.65 to 0.9 of the staged rate and takes 1.2 to 1.3 of its processor time; into huge pages at 0.8 to 1.0. A
-staging buffer is a few huge pages that stay in the caches, so that the copy costs less than what many small, cold pages
-cost a request. And the staged path gives an abandoned load's blocks back at once. Block is for those who would rather
-not give memory to staging, or whose drive says otherwise.
+loads at 0.65 to 0.9 of the staged rate and takes 1.2 to 1.3 of its processor time; into huge pages at 0.8 to 1.0. The
+likely cause: a staging buffer is a few huge pages that stay in the caches, so that the copy costs less than what many
+small, cold pages cost a request. And the staged path gives an abandoned load's blocks back at once. Block is for those
+who would rather not give memory to staging, or whose drive says otherwise: it was not measured on NVMe.
 """
 
 
