@@ -33,7 +33,8 @@ from meshfusion.jbof.format import (
     encode_label,
     examine_label_copies,
 )
-from meshfusion.jbof.media.file import DataFileError, DirectMode, create_data_file, open_data_file
+from meshfusion.jbof.media.faults import DataFileError
+from meshfusion.jbof.media.file import DirectMode, create_data_file, open_data_file
 from meshfusion.jbof.segments import SegmentGeometry
 from meshfusion.jbof.sizes import format_size
 

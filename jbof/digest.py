@@ -117,6 +117,15 @@ class DigestKernels:
         sums = self._kernels.digest_runs(_words(memory), offsets, run_bytes // WORD_BYTES, *self._tables)
         return self._finish(sums, length_bytes)
 
+    def digest_units(self, memory: Memory, run_offsets: npt.NDArray[np.int64], run_bytes: int) -> list[bytes]:
+        """The same for several units, in one go without the GIL. ``run_offsets``: int64[units, runs]."""
+        length_bytes = self._check_units(run_offsets, run_bytes)
+        sums = np.empty((len(run_offsets), 2), dtype=np.int64)
+        fits = self._kernels.digest_units(
+            _words(memory), np.ascontiguousarray(run_offsets) >> 2, run_bytes // WORD_BYTES, *self._tables, sums
+        )
+        return self._finish_units(fits, sums, length_bytes)
+
     def scatter_and_digest(
         self, staging: Memory, staging_offset: int, memory: Memory, run_offsets: RunOffsets, run_bytes: int
     ) -> bytes:
@@ -146,11 +155,8 @@ class DigestKernels:
         ``run_offsets``: int64[units, runs]. A thread that is needed again only once for many units waits for the GIL
         only once: where another thread is busy in Python each wait takes milliseconds.
         """
-        flat, length_bytes = self._unit(run_offsets[0], run_bytes)
-        unit_count, run_count = run_offsets.shape
-        assert flat.size == run_count
-        assert not (run_offsets & (WORD_BYTES - 1)).any(), "run offsets must be multiples of 4"
-        sums = np.empty((unit_count, 2), dtype=np.int64)
+        length_bytes = self._check_units(run_offsets, run_bytes)
+        sums = np.empty((len(run_offsets), 2), dtype=np.int64)
         fits = self._kernels.scatter_and_digest_units(
             _words(staging),
             _word_count(staging_offset),
@@ -161,7 +167,7 @@ class DigestKernels:
             *self._tables,
             sums,
         )
-        return [self._finish((fits, sum_0, sum_1), length_bytes) for sum_0, sum_1 in sums.tolist()]
+        return self._finish_units(fits, sums, length_bytes)
 
     def gather_and_digest(
         self, memory: Memory, run_offsets: RunOffsets, run_bytes: int, staging: Memory, staging_offset: int
@@ -187,6 +193,17 @@ class DigestKernels:
         assert length_bytes <= self._keys.max_bytes, f"{length_bytes} bytes, keys for {self._keys.max_bytes}"
         assert not (offsets & (WORD_BYTES - 1)).any(), "run offsets must be multiples of 4"
         return offsets >> 2, length_bytes
+
+    def _check_units(self, run_offsets: npt.NDArray[np.int64], run_bytes: int) -> int:
+        """The length of each of them, in bytes."""
+        flat, length_bytes = self._unit(run_offsets[0], run_bytes)
+        _, run_count = run_offsets.shape
+        assert flat.size == run_count
+        assert not (run_offsets & (WORD_BYTES - 1)).any(), "run offsets must be multiples of 4"
+        return length_bytes
+
+    def _finish_units(self, fits: bool, sums: npt.NDArray[np.int64], length_bytes: int) -> list[bytes]:
+        return [self._finish((fits, sum_0, sum_1), length_bytes) for sum_0, sum_1 in sums.tolist()]
 
     def _finish(self, sums: tuple[bool, int, int], length_bytes: int) -> bytes:
         fits, sum_0, sum_1 = sums

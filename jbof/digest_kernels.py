@@ -100,6 +100,25 @@ def digest_runs(
     return True, sum_0, sum_1  # type: ignore[return-value]
 
 
+@_compiled(types.boolean(_IN, _OFFSETS_OF_UNITS, types.int64, _KEYS, _KEYS, _KEYS, _KEYS, _SUMS))
+def digest_units(
+    memory: _Words,
+    run_offsets: _Offsets,
+    run_words: int,
+    keys_0: _Keys,
+    keys_1: _Keys,
+    tiles_0: _Keys,
+    tiles_1: _Keys,
+    sums: _Offsets,
+) -> bool:
+    """Several units; ``sums`` (int64[units, 2]) takes their sums. Answers ``ok`` for all of them together."""
+    fits = True
+    for u in range(run_offsets.shape[0]):
+        fit, sums[u, 0], sums[u, 1] = digest_runs(memory, run_offsets[u], run_words, keys_0, keys_1, tiles_0, tiles_1)
+        fits = fits and fit
+    return fits
+
+
 @_compiled(_RESULT(_IN, types.int64, _OUT, _OFFSETS, types.int64, _KEYS, _KEYS, _KEYS, _KEYS))
 def scatter_and_digest(
     staging: _Words,

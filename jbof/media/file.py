@@ -1,8 +1,9 @@
 """A regular file or a block device as one namespace, read and written at logical blocks.
 
 Transfers are whole logical blocks from and to page-aligned memory
-(:class:`~meshfusion.jbof.media.buffer.AlignedBuffer`), so that O_DIRECT can be used wherever it works. ``os.preadv``
-and ``os.pwritev`` carry their offset and release the GIL: any number of threads may transfer at once, without locks.
+(:class:`~meshfusion.jbof.media.buffer.AlignedBuffer`), so that O_DIRECT can be used wherever it works; or many pieces
+of other memory, by whoever has seen to their ``alignment``. ``os.preadv`` and ``os.pwritev`` carry their offset and
+release the GIL: any number of threads may transfer at once, without locks.
 """
 
 from __future__ import annotations
@@ -14,15 +15,17 @@ import mmap
 import os
 import stat
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from meshfusion.jbof.errors import MediaError
 from meshfusion.jbof.format import LBA_BYTES
 from meshfusion.jbof.media.buffer import AlignedBuffer
+from meshfusion.jbof.media.direct import ASSUMED_ALIGNMENT, DirectAlignment, direct_alignment
+from meshfusion.jbof.media.faults import DataFileError, MediaFault
+from meshfusion.jbof.media.vectors import MAX_VECTORS, length_of, rest_of
 
 Buffer = memoryview | npt.NDArray[np.uint8]
 
@@ -42,72 +45,31 @@ class SpaceKind(enum.Enum):
     SPARSE = "sparse"  # it cannot: a write may still find the disk full
 
 
-class MediaFault(enum.Enum):
-    FULL = "full"
-    READ_ONLY = "read_only"  # or not permitted
-    SHORT = "short"  # the medium ends before the transfer does
-    MISSING = "missing"  # nothing usable at this path
-    EXISTS = "exists"
-    UNSUPPORTED = "unsupported"  # O_DIRECT is required and not to be had
-    IO = "io"
-
-
-_FAULT_OF_ERRNO: Final = {
-    errno.ENOSPC: MediaFault.FULL,
-    errno.EDQUOT: MediaFault.FULL,
-    errno.EROFS: MediaFault.READ_ONLY,
-    errno.EACCES: MediaFault.READ_ONLY,
-    errno.EPERM: MediaFault.READ_ONLY,
-    errno.ENOENT: MediaFault.MISSING,
-    errno.ENOTDIR: MediaFault.MISSING,
-    errno.EISDIR: MediaFault.MISSING,
-    errno.ELOOP: MediaFault.MISSING,
-    errno.ENAMETOOLONG: MediaFault.MISSING,
-    errno.ENXIO: MediaFault.MISSING,
-    errno.EEXIST: MediaFault.EXISTS,
-}
-_NEXT_STEP: Final = {
-    MediaFault.FULL: "Free space on this filesystem (or raise the quota), or choose a smaller size.",
-    MediaFault.READ_ONLY: "Make the path readable and writable for this user, or choose another path.",
-    MediaFault.SHORT: "The file was truncated. Create the pool anew: it holds only recomputable data.",
-    MediaFault.MISSING: "Check the path; `mfctl pool create` makes a new pool.",
-    MediaFault.EXISTS: "Choose another path, or remove this file if nothing needs it.",
-    MediaFault.UNSUPPORTED: "Put the pool on a filesystem with O_DIRECT (ext4, XFS), or set direct to auto.",
-    MediaFault.IO: "Look at the kernel log (dmesg) and the drive's health; replace the drive if it repeats.",
-}
-
-
-class DataFileError(MediaError):
-    """A :class:`MediaError` that says which operation failed where. ``errno`` is 0 when the kernel reported none."""
-
-    def __init__(self, fault: MediaFault, what: str, path: Path, *, offset_bytes: int = 0, errno_: int = 0) -> None:
-        cause = f": {os.strerror(errno_)} ({errno.errorcode.get(errno_, errno_)})" if errno_ else ""
-        super().__init__(f"{path}: {what}{cause}", next_step=_NEXT_STEP[fault])
-        self.fault = fault
-        self.path = path
-        self.offset_bytes = offset_bytes
-        self.errno = errno_
-
-    @classmethod
-    def from_os_error(cls, error: OSError, what: str, path: Path, *, offset_bytes: int = 0) -> DataFileError:
-        code = error.errno or 0
-        fault = _FAULT_OF_ERRNO.get(code, MediaFault.IO)
-        return cls(fault, what, path, offset_bytes=offset_bytes, errno_=code)
-
-
 class DataFile:
     """One open namespace; made by :func:`open_data_file`. Close it only after every transfer has returned.
 
-    ``direct``: is O_DIRECT in use? ``direct_reason`` says why, or why not. ``size_bytes`` is the size when opened.
+    ``direct``: is O_DIRECT in use? ``direct_reason`` says why, or why not. ``alignment``: what it then asks of memory
+    (None: the kernel takes the flag, but says that this file does no direct I/O). ``size_bytes``: when opened.
     """
 
-    def __init__(self, fd: int, path: Path, *, size_bytes: int, writable: bool, direct: bool, reason: str) -> None:
+    def __init__(
+        self,
+        fd: int,
+        path: Path,
+        *,
+        size_bytes: int,
+        writable: bool,
+        direct: bool,
+        reason: str,
+        alignment: DirectAlignment | None = ASSUMED_ALIGNMENT,
+    ) -> None:
         self._fd = fd
         self.path = path
         self.size_bytes = size_bytes
         self.writable = writable
         self.direct = direct
         self.direct_reason = reason
+        self.alignment = alignment
 
     def __enter__(self) -> DataFile:
         return self
@@ -121,40 +83,62 @@ class DataFile:
 
     def read_into(self, lba: int, buffer: Buffer) -> None:
         """Fill ``buffer`` (whole blocks, page-aligned) from block ``lba`` on. Raises :class:`DataFileError`."""
-        view, start = self._transfer(lba, buffer)
-        done = 0
-        while done < len(view):
-            try:
-                count = os.preadv(self._fd, [view[done:]], start + done)
-            except OSError as error:
-                raise self._failed(error, "reading", start + done, len(view) - done) from error
-            if self.direct:  # after a short transfer go on at a block boundary, as O_DIRECT must
-                count -= count % LBA_BYTES
-            if count == 0:
-                raise self._short(f"it ends at byte {start + done}, inside a read", start, len(view))
-            done += count
+        self._read([self._page_aligned(buffer)], lba)
+
+    def read_vectors(self, lba: int, pieces: Sequence[memoryview]) -> None:
+        """Fill ``pieces``, one after another, whole blocks in all, from block ``lba`` on.
+
+        With O_DIRECT the caller sees to it that addresses and lengths keep ``alignment``: there may be thousands.
+        Raises :class:`DataFileError`.
+        """
+        self._read(pieces, lba)
 
     def write_from(self, lba: int, buffer: Buffer) -> None:
         """Write ``buffer`` (whole blocks, page-aligned) at block ``lba``, never past the size the file had when opened.
 
         Durable only after :meth:`flush`. Raises :class:`DataFileError`; what then lies there is unknown.
         """
-        assert self.writable
-        view, start = self._transfer(lba, buffer)
-        if start + len(view) > self.size_bytes:
-            raise self._short(f"it ends at byte {self.size_bytes}, inside a write", start, len(view))
-        done = 0
-        while done < len(view):
+        self._write([self._page_aligned(buffer)], lba)
+
+    def write_vectors(self, lba: int, pieces: Sequence[memoryview]) -> None:
+        """The same from ``pieces``, one after another, as :meth:`read_vectors` takes them."""
+        self._write(pieces, lba)
+
+    def _read(self, pieces: Sequence[memoryview], lba: int) -> None:
+        start, length = self._range(pieces, lba)
+        at, end = start, start + length
+        while at < end:
             try:
-                count = os.pwritev(self._fd, [view[done:]], start + done)
+                count = self._whole(os.preadv(self._fd, pieces[:MAX_VECTORS], at))
             except OSError as error:
-                raise self._failed(error, "writing", start + done, len(view) - done) from error
-            if self.direct:
-                count -= count % LBA_BYTES
+                raise self._failed(error, "reading", at, end - at) from error
             if count == 0:
-                what = f"no progress when writing {len(view) - done} bytes at byte {start + done}"
-                raise DataFileError(MediaFault.IO, what, self.path, offset_bytes=start + done)
-            done += count
+                raise self._short(f"it ends at byte {at}, inside a read", start, length)
+            pieces = rest_of(pieces, count)
+            at += count
+
+    def _write(self, pieces: Sequence[memoryview], lba: int) -> None:
+        assert self.writable
+        start, length = self._range(pieces, lba)
+        at, end = start, start + length
+        if end > self.size_bytes:
+            raise self._short(f"it ends at byte {self.size_bytes}, inside a write", start, length)
+        while at < end:
+            try:
+                count = self._whole(os.pwritev(self._fd, pieces[:MAX_VECTORS], at))
+            except OSError as error:
+                raise self._failed(error, "writing", at, end - at) from error
+            if count == 0:
+                what = f"no progress when writing {end - at} bytes at byte {at}"
+                raise DataFileError(MediaFault.IO, what, self.path, offset_bytes=at)
+            pieces = rest_of(pieces, count)
+            at += count
+
+    def _whole(self, count: int) -> int:
+        """What counts as moved: after a short transfer O_DIRECT has to go on where it may begin."""
+        if not self.direct:
+            return count
+        return count - count % (self.alignment.granule_bytes if self.alignment else LBA_BYTES)
 
     def flush(self) -> None:
         """Make every write that has returned durable (fdatasync). After an error they may all be lost."""
@@ -169,14 +153,19 @@ class DataFile:
         if fd >= 0:
             os.close(fd)
 
-    def _transfer(self, lba: int, buffer: Buffer) -> tuple[memoryview, int]:
-        assert self._fd >= 0, "used after close"
-        assert lba >= 0
+    def _page_aligned(self, buffer: Buffer) -> memoryview:
         view = (buffer if isinstance(buffer, memoryview) else buffer.data).cast("B")
-        assert len(view) % LBA_BYTES == 0, f"{len(view)} bytes are not whole blocks"
         if self.direct:
             assert np.frombuffer(view, np.uint8).ctypes.data % LBA_BYTES == 0, "O_DIRECT needs page-aligned memory"
-        return view, lba * LBA_BYTES
+        return view
+
+    def _range(self, pieces: Sequence[memoryview], lba: int) -> tuple[int, int]:
+        """Where a transfer of ``pieces`` begins, and its length, in bytes."""
+        assert self._fd >= 0, "used after close"
+        assert lba >= 0
+        length = length_of(pieces)
+        assert length % LBA_BYTES == 0, f"{length} bytes are not whole blocks"
+        return lba * LBA_BYTES, length
 
     def _failed(self, error: OSError, verb: str, offset_bytes: int, length_bytes: int) -> DataFileError:
         what = f"{verb} {length_bytes} bytes at byte {offset_bytes} failed"
@@ -202,10 +191,13 @@ def open_data_file(path: Path, *, writable: bool, direct: DirectMode = DirectMod
         works, reason = (False, "switched off by configuration") if direct is DirectMode.OFF else _try_direct(fd)
         if direct is DirectMode.REQUIRED and not works:
             raise DataFileError(MediaFault.UNSUPPORTED, f"O_DIRECT is required: {reason}", path)
+        alignment = direct_alignment(fd)
     except BaseException:
         os.close(fd)
         raise
-    return DataFile(fd, path, size_bytes=size_bytes, writable=writable, direct=works, reason=reason)
+    return DataFile(
+        fd, path, size_bytes=size_bytes, writable=writable, direct=works, reason=reason, alignment=alignment
+    )
 
 
 def create_data_file(path: Path, size_bytes: int) -> SpaceKind:

@@ -19,7 +19,7 @@ from meshfusion.dpu.pool_dir import PoolLayout
 from meshfusion.dpu.pool_place import is_free
 from meshfusion.dpu.pool_sizes import size_problems
 from meshfusion.jbof.errors import ConfigError, FormatError, MediaError, MeshFusionError, PoolBusyError
-from meshfusion.jbof.media.file import DataFileError, MediaFault
+from meshfusion.jbof.media.faults import DataFileError, MediaFault
 from meshfusion.jbof.sizes import format_size, parse_size_bytes
 from tests.dpu.pool_cases import SIZE_BYTES, make_pool
 

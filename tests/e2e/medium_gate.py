@@ -9,7 +9,8 @@ from typing import Any
 
 from meshfusion.dpu.index import Index
 from meshfusion.jbof.errors import MediaError
-from meshfusion.jbof.media.file import DataFile, DataFileError
+from meshfusion.jbof.media.faults import DataFileError
+from meshfusion.jbof.media.file import DataFile
 
 
 class MediumGate:

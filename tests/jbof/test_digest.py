@@ -198,6 +198,16 @@ def test_several_units_in_one_go_equal_one_by_one(
     ]
     assert kernels.scatter_and_digest_units(staging, 4 * lead, stride, target, run_offsets, run_bytes) == one_by_one
     assert (target == expected).all()
+    assert kernels.digest_units(target, run_offsets, run_bytes) == one_by_one
+
+
+@pytest.mark.parametrize("offsets", [[[0], [4096]], [[-4], [0]], [[2], [8]], [[0], [2]], [[4092], [0]]])
+def test_several_units_of_which_one_lies_outside_have_no_digest(
+    kernels: DigestKernels, offsets: list[list[int]]
+) -> None:
+    memory = np.zeros(4096, dtype=np.uint8)
+    with pytest.raises(AssertionError):
+        kernels.digest_units(memory, np.array(offsets, dtype=np.int64), 8)
 
 
 @pytest.mark.parametrize(

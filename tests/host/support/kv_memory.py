@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import mmap
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from meshfusion.host.kv.group_layout import GroupLayout
+from meshfusion.jbof.media.buffer import AlignedBuffer
 
 U8 = npt.NDArray[np.uint8]
 BLOCK_TOKENS = 16
@@ -34,10 +36,18 @@ class KvMemory:
         return bool(np.array_equal(self.memory[outside], before[outside]))
 
 
-def layer_outermost(*, blocks: int = 12, layers: int = 3, page_bytes: int = 1236, gap_bytes: int = 52) -> KvMemory:
+def layer_outermost(
+    *,
+    blocks: int = 12,
+    layers: int = 3,
+    page_bytes: int = 1236,
+    gap_bytes: int = 52,
+    lead_bytes: int = 100,
+    layer_gap_bytes: int = 64,
+) -> KvMemory:
     """Each layer's pages lie together, ``gap_bytes`` of padding behind every page: one run per layer."""
     stride = page_bytes + gap_bytes
-    starts = [100 + layer * (stride * blocks + 64) for layer in range(layers)]
+    starts = [lead_bytes + layer * (stride * blocks + layer_gap_bytes) for layer in range(layers)]
     return _build(blocks, layers, page_bytes, starts, stride, page_bytes)
 
 
@@ -72,4 +82,9 @@ def _build(
         run_strides=np.full(len(run_starts), block_stride, dtype=np.int64),
         memory_bytes=memory_bytes,
     )
-    return KvMemory(layout, np.zeros(memory_bytes, dtype=np.uint8), places)
+    return KvMemory(layout, zeroed_pages(memory_bytes), places)
+
+
+def zeroed_pages(length_bytes: int) -> U8:
+    """Memory that begins at a page; it lives as long as the array."""
+    return AlignedBuffer(-(-length_bytes // mmap.PAGESIZE) * mmap.PAGESIZE).array[:length_bytes]

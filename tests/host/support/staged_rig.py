@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from meshfusion.host.path.data_path import DataPath
 from meshfusion.host.path.load_job import LoadJob, LoadResult, UnitRead
 from meshfusion.host.path.shards import ShardWrite, ShardWritten
 from meshfusion.host.path.staged import staged_path
@@ -31,15 +32,18 @@ class Rig:
         self.kv = kv
         self.file: UnrulyFile = open_new_file(path, kind=UnrulyFile)
         self.next_lba = FIRST_LBA
-        self.path = staged_path(
+        self.path = self.open_path(kernels, options)
+
+    def open_path(self, kernels: DigestKernels, options: dict[str, Any]) -> DataPath:
+        return staged_path(
             self.file,
-            kv.memory,
-            kv.layout,
+            self.kv.memory,
+            self.kv.layout,
             kernels,
             lba_bytes=LBA_BYTES,
             load_threads=options.pop("load_threads", 2),
             read_bytes=options.pop("read_bytes", 64 << 10),
-            write_bytes=shard_lba_count(kv.layout.unit_bytes, MAX_UNITS) * LBA_BYTES,
+            write_bytes=shard_lba_count(self.kv.layout.unit_bytes, MAX_UNITS) * LBA_BYTES,
             **options,
         )
 

@@ -12,6 +12,8 @@ import pytest
 from click.testing import CliRunner
 
 from meshfusion.dpu.pool import Pool, create_pool
+from meshfusion.host.path import probe
+from meshfusion.jbof.media.file import open_data_file
 from meshfusion.tools.mfctl import doctor
 from meshfusion.tools.mfctl.doctor import VLLM_API_FILE, Finding, State
 from meshfusion.tools.mfctl.main import mfctl
@@ -27,6 +29,9 @@ def test_this_machine_is_fit(tmp_path: Path) -> None:
     assert states["pool directory"] == "ok"
     assert states["O_DIRECT"] in ("ok", "warn")
     assert states["pyverbs"] == "info"
+    assert [check for check in states if check.startswith("path ")] == ["path rdma", "path block", "path staged"]
+    assert states["path block"] == ("ok" if states["O_DIRECT"] == "ok" else "info")
+    assert states["path staged"] == "ok"
     assert report["ok"] is (result.exit_code == 0)
     assert list(tmp_path.iterdir()) == [], "nothing is left behind"
 
@@ -99,6 +104,54 @@ def test_no_direct_io_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     findings = {finding.check: finding for finding in doctor.check_pool(tmp_path)}
     assert findings["O_DIRECT"].state is State.WARN
     assert findings["O_DIRECT"].cause == "refused (EINVAL)"
+
+
+def test_without_a_pool_the_paths_are_told_as_far_as_they_can_be() -> None:
+    findings = {finding.check: finding for finding in doctor.check_paths(None)}
+    assert list(findings) == ["path rdma", "path block", "path staged"]
+    assert (findings["path block"].state, findings["path staged"].state) == (State.INFO, State.OK)
+    assert "--pool" in findings["path block"].remedy
+    table = CliRunner().invoke(mfctl, ["doctor"]).stdout
+    assert "info   path block" in table
+    assert "ok     path staged" in table
+
+
+def test_rdma_is_told_by_its_ports(monkeypatch: pytest.MonkeyPatch) -> None:
+    port = probe.RdmaPort("mlx5_0", 1, "ACTIVE", "Ethernet")
+    monkeypatch.setattr(probe, "look_for_rdma", lambda: probe.RdmaSight((port,), None))
+    rdma = next(iter(doctor.check_paths(None)))
+    assert (rdma.check, rdma.state, rdma.remedy) == ("path rdma", State.OK, "")
+    assert "mlx5_0 port 1 (Ethernet) is ACTIVE" in rdma.cause
+    monkeypatch.setattr(probe, "look_for_rdma", lambda: probe.RdmaSight((), None))
+    rdma = next(iter(doctor.check_paths(None)))
+    assert (rdma.state, rdma.cause) == (State.INFO, "this machine shows no RDMA device")
+    assert rdma.remedy
+
+
+def test_the_block_path_is_told_of_the_pools_own_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool, data = tmp_path / "pool", tmp_path / "elsewhere"
+    data.write_bytes(bytes(5 << 20))
+    create_pool(pool, size_bytes=5 << 20, segment_bytes=1 << 20, data_path=data)
+    with open_data_file(data, writable=False) as opened:
+        can = opened.direct and opened.alignment is not None
+    block, staged = list(doctor.check_paths(pool))[1:]
+    assert (block.state, staged.state) == (State.OK if can else State.INFO, State.OK)
+    assert str(data) in block.cause
+    assert str(data) in staged.cause
+    data.unlink()
+    for finding in list(doctor.check_paths(pool))[1:]:
+        assert (finding.state, bool(finding.remedy)) == (State.INFO, True)
+        assert "ENOENT" in finding.cause
+
+
+def test_paths_of_a_pool_that_may_not_be_looked_at(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def refuse(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("meshfusion.dpu.pool_place.is_free", refuse)
+    for finding in list(doctor.check_paths(tmp_path))[1:]:
+        assert finding.state is State.INFO
+        assert "EACCES" in finding.cause
 
 
 def test_little_space_matters_only_before_a_pool_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
