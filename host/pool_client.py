@@ -12,7 +12,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from meshfusion.dpu.api import types as api
 from meshfusion.dpu.api.limits import MAX_ITEMS
@@ -54,6 +54,7 @@ class PoolClient:
         engine_version: str,
         chunk_tokens: int,
         shard: api.ShardSize,
+        access: api.Access = api.Access.LOCAL,
     ) -> None:
         self._service = service
         self._form = ChunkForm(chunk_tokens, shard)
@@ -61,7 +62,9 @@ class PoolClient:
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._fast: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._slow: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._standing = PoolStanding(service, identity=identity, engine_version=engine_version, tell=self._told)
+        self._standing = PoolStanding(
+            service, identity=identity, engine_version=engine_version, access=access, tell=self._told
+        )
         self._threads = [
             threading.Thread(target=self._run, args=(self._fast,), name="meshfusion-lookup", daemon=True),
             threading.Thread(target=self._run, args=(self._slow,), name="meshfusion-reserve", daemon=True),
@@ -97,6 +100,11 @@ class PoolClient:
         """Leave the current attachment and attach under another identity, in the background."""
         self._standing.attach_as(identity)
 
+    def attach_anew(self) -> None:
+        """As a new incarnation of the same identity, in the background: the current one has writes in doubt, and what
+        they withhold is free again only when it is fenced."""
+        self._standing.attach_anew()
+
     # ---- commands ------------------------------------------------------------------------------------------------
 
     def match(
@@ -112,12 +120,15 @@ class PoolClient:
         """Ask for places; each is answered, as :class:`Reserved` or :class:`ReserveFailed`."""
         self._slow.put(lambda: self._reserve(wishes))
 
-    def settle(self, granted: GrantedRun, unit_digests: tuple[tuple[bytes, ...] | None, ...]) -> None:
+    def settle(
+        self, granted: GrantedRun, unit_digests: tuple[tuple[bytes, ...] | None, ...], in_doubt: Collection[int] = ()
+    ) -> None:
         """Make written chunks visible, the answer comes as :class:`Committed`; give back the places of the others.
 
         ``unit_digests``: for each granted chunk those of its units, or None where the write failed for good.
+        ``in_doubt``: those of the granted chunks (from 0) whose write may still land; their places are not given back.
         """
-        self._slow.put(lambda: self._settle(granted, unit_digests))
+        self._slow.put(lambda: self._settle(granted, unit_digests, in_doubt))
 
     def drop(self, key: bytes, extent: api.Extent, reason: str) -> None:
         self._slow.put(lambda: self._drop(key, extent, reason))
@@ -227,13 +238,17 @@ class PoolClient:
             answers[wish.run_id] = reserved(wish, keys, [next(results) for _ in keys], holder_id, epoch)
         return answers
 
-    def _settle(self, granted: GrantedRun, unit_digests: tuple[tuple[bytes, ...] | None, ...]) -> None:
+    def _settle(
+        self, granted: GrantedRun, unit_digests: tuple[tuple[bytes, ...] | None, ...], in_doubt: Collection[int]
+    ) -> None:
+        assert all(unit_digests[i] is None for i in in_doubt), "written and in doubt"
         pairs = list(zip(granted.grant_ids, unit_digests, strict=True))
         items = tuple(api.CommitItem(grant_id, (digests,)) for grant_id, digests in pairs if digests is not None)
-        unwritten = tuple(grant_id for grant_id, digests in pairs if digests is None)
+        unwritten = tuple(pair[0] for i, pair in enumerate(pairs) if pair[1] is None and i not in in_doubt)
+        doubtful = tuple(granted.grant_ids[i] for i in in_doubt)
         holder_id, epoch = granted.holder_id, granted.epoch
-        if unwritten:
-            self._abort(api.AbortRequest(holder_id, epoch, unwritten))
+        if unwritten or doubtful:
+            self._abort(api.AbortRequest(holder_id, epoch, unwritten, doubtful))
         if items:
             request = api.CommitRequest(holder_id, epoch, items)
             reply = self._standing.ask(

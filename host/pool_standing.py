@@ -50,11 +50,13 @@ class PoolStanding:
         *,
         identity: bytes,
         engine_version: str,
+        access: api.Access,
         tell: Callable[[Event | AttachmentLost], None],
     ) -> None:
         self._service = service
         self._identity = identity
         self._engine_version = engine_version
+        self._access = access
         self._tell = tell
         self._change = threading.Lock()  # of identity, standing and liveness; never held while anything blocks
         self._current: Standing | None = None
@@ -82,6 +84,10 @@ class PoolStanding:
             self._identity = identity
             self._current = None
             self._lost.set()
+
+    def attach_anew(self) -> None:
+        """Leave the current attachment and attach as another incarnation, in the background."""
+        self.attach_as(self._identity)
 
     def set_leases(self, lease_ids: tuple[str, ...]) -> None:
         """The leases to keep alive."""
@@ -171,10 +177,11 @@ class PoolStanding:
             pid=os.getpid(),
             identity=identity,
             rank_count=1,
+            access=self._access,
         )
         attachment = self._service.attach(request, deadline_s=ATTACH_DEADLINE_S)
         try:
-            descriptor = hold_liveness(Path(attachment.liveness_path))
+            descriptor = self._hold(attachment)
         except MeshFusionError:
             self._detach(attachment.holder_id)
             raise
@@ -189,9 +196,14 @@ class PoolStanding:
                 self._lost.clear()
                 self._tell(Attached(attachment))
                 return attachment
-        os.close(descriptor)
+        if descriptor is not None:
+            os.close(descriptor)
         self._detach(attachment.holder_id)  # nobody has used it
         return None
+
+    def _hold(self, attachment: api.Attachment) -> int | None:
+        """The liveness lock, with local access; else the target knows who lives."""
+        return hold_liveness(Path(attachment.liveness_path)) if attachment.liveness_path else None
 
     def _detach(self, holder_id: str) -> None:
         request = api.DetachRequest(holder_id)

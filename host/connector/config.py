@@ -12,6 +12,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from meshfusion.dpu.api.address import parse_address
+from meshfusion.host.path.probe import PathKind
 from meshfusion.jbof.config_problems import (
     ConfigProblem,
     ConfigProblemsError,
@@ -56,6 +57,20 @@ class OnUnsupported(enum.Enum):
     SERVE_WITHOUT_CACHE = "serve_without_cache"
 
 
+class WantedPath(enum.Enum):
+    """How bytes go between the medium and the engine's memory (:mod:`meshfusion.host.path.probe`)."""
+
+    AUTO = "auto"
+    RDMA = "rdma"
+    BLOCK = "block"
+    STAGED = "staged"
+
+    @property
+    def kind(self) -> PathKind | None:
+        """None: the best that is possible where the data can be opened."""
+        return None if self is WantedPath.AUTO else PathKind(self.value)
+
+
 class _Model(BaseModel):
     # Strict: "yes" is no bool and true is no size, so that a slip shows instead of being guessed at.
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -79,6 +94,12 @@ class ConnectorConfig(_Model):
         default=None,
         description="address of the service: unix:///path or host:port",
         examples=["unix:///run/meshfusion/meshfusion.sock"],
+    )
+    path: WantedPath = Field(
+        default=WantedPath.AUTO,
+        strict=False,
+        description="staged, block (O_DIRECT into the engine's memory), rdma (needs a service with exports), or auto: "
+        "staged or block, whichever this machine does better; nothing else is tried when one is named",
     )
     on_unsupported: OnUnsupported = Field(
         default=OnUnsupported.REFUSE, strict=False, description="refuse to start, or serve_without_cache, loudly"
@@ -108,6 +129,12 @@ class ConnectorConfig(_Model):
     def _one_pool(self) -> ConnectorConfig:
         if (self.pool is None) == (self.service is None):
             raise FieldValueError(*_ONE_POOL)
+        if self.path is WantedPath.RDMA and self.service is None:
+            raise FieldValueError(
+                "rdma needs a service that exports its pool",
+                "use service: instead of pool:, or another path",
+                field="path",
+            )
         return self
 
 

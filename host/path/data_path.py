@@ -151,20 +151,32 @@ class DataPath:
 
     # ---- the threads ---------------------------------------------------------------------------------------------
 
+    def finish(self, *, deadline_s: float) -> bool:
+        """As :meth:`close`, but what was asked for before still gets done, for at most ``deadline_s``."""
+        self._stop_threads()
+        end_s = time.monotonic() + deadline_s
+        for thread in self._threads:
+            thread.join(max(0.0, end_s - time.monotonic()))
+        return self.close()
+
     def close(self, *, deadline_s: float = 5.0) -> bool:
         """Stop the threads. True when all of them ended: no transfer is in flight any more, and the medium is closed.
 
         Otherwise the last thread closes it when its transfer returns: a descriptor must not be reused under one.
         """
         self._closing.set()
-        self._writes.put(None)
-        for _ in self._threads[:-1]:
-            self._spans.put(None)
+        self._stop_threads()
         end_s = time.monotonic() + deadline_s
         self._medium.interrupt(end_s)
         for thread in self._threads:
             thread.join(max(0.0, end_s - time.monotonic()))
         return not any(thread.is_alive() for thread in self._threads)
+
+    def _stop_threads(self) -> None:
+        """Each when it comes to it."""
+        self._writes.put(None)
+        for _ in self._threads[:-1]:
+            self._spans.put(None)
 
     def _settle(self) -> None:
         if self._cpus is not None:

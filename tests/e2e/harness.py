@@ -121,7 +121,9 @@ class EngineDied(Exception):
 class EngineProcess:
     """One child process; see :mod:`tests.e2e.engine_child` for the calls."""
 
-    def __init__(self, log: Path, *, environment: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, log: Path, *, environment: dict[str, str] | None = None, module: str = "tests.e2e.engine_child"
+    ) -> None:
         ours, theirs = socket.socketpair()
         self.log = log
         variables = {
@@ -135,7 +137,7 @@ class EngineProcess:
         }
         with log.open("ab") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.e2e.engine_child", str(theirs.fileno())],
+                [sys.executable, "-m", module, str(theirs.fileno())],
                 cwd=ROOT,
                 env=variables,
                 stdin=subprocess.DEVNULL,

@@ -6,22 +6,23 @@ import json
 import platform
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 
 from meshfusion.tools.lab.commands import OutputTail
 from meshfusion.tools.lab.errors import LabError
-from meshfusion.tools.lab.guest import CONSOLE_LOG, GuestRun, ready_machine, run_guest
+from meshfusion.tools.lab.guest import CONSOLE_LOG, DEFAULT_MEMORY_MIB, GuestRun, ready_machine, run_guest
 from meshfusion.tools.lab.machine import Kind, Machine
 from meshfusion.tools.lab.qemu import EmulatedDrive
 
 BUILD_TIMEOUT_S = 4000
 CASE_DEADLINE_S = 180.0
 
-RunScript = Callable[[str, str], dict[str, Any]]
+
+class RunScript(Protocol):
+    def __call__(self, script: str, case: str, memory_mib: int = DEFAULT_MEMORY_MIB) -> dict[str, Any]: ...
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -53,10 +54,10 @@ def machine_or_skip(kind: Kind, drives: tuple[EmulatedDrive, ...] = ()) -> Machi
 def run_script(uml: Machine, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> RunScript:
     """Runs a case of a script of this folder in a guest of its own; its report, which names nothing that is left."""
 
-    def run(script: str, case: str) -> dict[str, Any]:
+    def run(script: str, case: str, memory_mib: int = DEFAULT_MEMORY_MIB) -> dict[str, Any]:
         tail = OutputTail(1 << 20)
         command = (sys.executable, str(Path(__file__).parent / script), case)
-        guest_run = GuestRun(command, output_directory=tmp_path, deadline_s=CASE_DEADLINE_S)
+        guest_run = GuestRun(command, output_directory=tmp_path, deadline_s=CASE_DEADLINE_S, memory_mib=memory_mib)
         result = run_guest(guest_run, machine=uml, sink=tail)
         said = f"{tail.stdout}{tail.stderr}\n{(tmp_path / CONSOLE_LOG).read_text(errors='replace')}"
         assert result.exit_code == 0, said

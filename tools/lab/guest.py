@@ -20,6 +20,7 @@ from meshfusion.tools.lab.guest_process import Guest, started_guest
 from meshfusion.tools.lab.kernel import uml_kernel
 from meshfusion.tools.lab.line import LineClosed, LineTimeout
 from meshfusion.tools.lab.machine import Kind, Machine
+from meshfusion.tools.lab.mappings import allow_large_processes
 from meshfusion.tools.lab.packages import GUEST, TCG, ensure_packages
 from meshfusion.tools.lab.places import Places, default_cache
 from meshfusion.tools.lab.progress import Note, elapsed_notes
@@ -93,6 +94,8 @@ def run_guest(
     """
     if machine is None:
         machine = ready_machine(run.kind, run.drives, note)
+    if machine.kind == "uml" and run.memory_mib > DEFAULT_MEMORY_MIB:
+        allow_large_processes(run.memory_mib, note or elapsed_notes())
     began = time.monotonic()
     deadline = began + run.deadline_s
     with ending_on_signals(), ready_guest(run, machine, deadline) as guest:

@@ -27,7 +27,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 from vllm.logger import init_logger
 
-from meshfusion.dpu.api.types import ShardSize
+from meshfusion.dpu.api.types import Access, ShardSize
 from meshfusion.host.connector.config import OnUnsupported, parse_connector_config
 from meshfusion.host.connector.vllm.messages import StepOrders, StepReport, WorkerFacts
 from meshfusion.host.connector.vllm.opening import open_service
@@ -190,6 +190,7 @@ class MeshFusionConnector(KVConnectorBase_V1, SupportsHMA):
             engine_version=installed_engine_version(),
             chunk_tokens=facts.block_tokens * facts.blocks_per_chunk,
             shard=ShardSize(rank=0, unit_bytes=facts.unit_bytes, unit_count=facts.blocks_per_chunk),
+            access=Access(facts.access),
         )
         attachment = self._client.start()
         self._scheduler = SchedulerSide(

@@ -15,7 +15,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorWorkerMetadata,
 )
 
-from meshfusion.dpu.api.types import Attachment
+from meshfusion.dpu.api.types import Access, Attachment
 from meshfusion.host.path.load_job import UnitFailure
 from meshfusion.host.pool_events import GrantedRun
 
@@ -42,11 +42,13 @@ class SaveOrder(NamedTuple):
 
 class RunWritten(NamedTuple):
     """A save order is done, and flushed. ``unit_digests``: for each granted chunk those of its units, None where
-    the write failed (its fate is known: nothing is in flight), the first time for ``reason``."""
+    the write failed, the first time for ``reason``. Nothing of it is in flight, except for those of the granted chunks
+    (from 0) that are ``in_doubt``: they may still land on the medium."""
 
     run_id: int
     unit_digests: tuple[tuple[bytes, ...] | None, ...]
     reason: str = ""
+    in_doubt: tuple[int, ...] = ()
 
 
 @dataclass
@@ -80,7 +82,8 @@ class StepReport(KVConnectorWorkerMetadata):
 
 @dataclass
 class WorkerFacts(KVConnectorHandshakeMetadata):
-    """Worker to scheduler, once: what was proven at start. ``identity`` is the digest of ``identity_json``."""
+    """Worker to scheduler, once: what was proven at start. ``identity`` is the digest of ``identity_json``; ``access``
+    is how this worker will reach the data (:class:`~meshfusion.dpu.api.types.Access`)."""
 
     identity: bytes
     identity_json: str
@@ -89,5 +92,6 @@ class WorkerFacts(KVConnectorHandshakeMetadata):
     hash_block_tokens: int
     block_count: int
     blocks_per_chunk: int
+    access: str = Access.LOCAL.value
     selftest_bytes: int = 0
     extra: dict[str, str] = field(default_factory=dict)

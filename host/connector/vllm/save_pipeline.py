@@ -88,8 +88,12 @@ class SavePipeline:
             if failed:
                 logger.warning("%d chunk(s) were not saved: %s", len(failed), result.reason)
             self.counters["saved_bytes"] += self._chunk_bytes * (len(granted.indexes) - len(failed))
+            self.counters["saves_in_doubt"] += len(result.in_doubt)
             self._unpin(self.saves.written(result.run_id, failed))
-            self._client.settle(granted, result.unit_digests)
+            self._client.settle(granted, result.unit_digests, result.in_doubt)
+        if any(result.in_doubt for result in results):
+            logger.warning("writes are in doubt: going on as a new incarnation, so that the service can fence this one")
+            self._client.attach_anew()
 
     def _wish(self, run: SaveRun, request: Any, identity: bytes) -> ReserveWish:
         position_tokens = run.first_chunk * self._chunking.chunk_tokens

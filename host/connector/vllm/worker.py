@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 import torch
 
@@ -25,7 +25,9 @@ from meshfusion.host.connector.vllm.messages import (
     StepReport,
     WorkerFacts,
 )
+from meshfusion.host.connector.vllm.path_slot import PathSlot
 from meshfusion.host.kv.freshness import process_started_ns
+from meshfusion.host.kv.group_layout import GroupLayout
 from meshfusion.host.kv.identity import build_identity, hash_block_tokens
 from meshfusion.host.kv.layout import backing_memory, derive_layout
 from meshfusion.host.kv.selftest import run_selftest
@@ -34,22 +36,16 @@ from meshfusion.host.path.cpus import engine_cpus
 from meshfusion.host.path.data_path import DataPath
 from meshfusion.host.path.kernel_mover import KernelMover
 from meshfusion.host.path.load_job import LoadJob, LoadResult, UnitFailure, UnitRead
+from meshfusion.host.path.opening import Memory, PathOpener, access_of
+from meshfusion.host.path.probe import PathKind, choose, look_for_rdma, report_paths
 from meshfusion.host.path.shards import ShardWrite, ShardWritten, WriteFate
-from meshfusion.host.path.staged import staged_path
-from meshfusion.jbof.digest import load_kernels
-from meshfusion.jbof.errors import FormatError, MeshFusionError
-from meshfusion.jbof.format import (
-    LABEL_LBAS,
-    LBA_BYTES,
-    ChunkHeader,
-    decode_label_copies,
-    shard_lba_count,
-)
-from meshfusion.jbof.media.file import DirectMode, open_data_file
+from meshfusion.jbof.digest import DigestKernels, load_kernels
+from meshfusion.jbof.errors import MediaError, MeshFusionError
+from meshfusion.jbof.format import ChunkHeader
 
 logger = logging.getLogger("meshfusion.worker")
 
-READ_BYTES = 6 << 20  # staging of one load thread; a larger unit gets what it needs
+CLOSE_S: Final = 5.0
 
 
 class WorkerSide:
@@ -67,12 +63,12 @@ class WorkerSide:
         self._kv_cache_config = kv_cache_config
         self._config = config
         self._is_digest_right = is_digest_right
-        self._attachment: Attachment | None = None
-        self._refused_holder_id = ""  # an attachment that this worker could not take up
+        self._wanted = config.path.kind
         self._liveness: int | None = None  # held only while something is written: an idle engine holds up nobody
-        self._path: DataPath | None = None
-        self._pool_uuid = ""
+        self._slot: PathSlot | None = None
         self._jobs: dict[str, tuple[LoadOrder, LoadJob | LoadResult]] = {}
+        self._waiting_loads: dict[str, _WaitingLoad] = {}  # for the path that is being opened
+        self._waiting_saves: list[SaveOrder] = []
         self._runs: dict[int, _RunUnderWay] = {}  # being written, by run id
         self._reports: list[LoadReport] = []
         self._written: list[RunWritten] = []
@@ -82,11 +78,12 @@ class WorkerSide:
 
     def register(self, kv_caches: Mapping[str, torch.Tensor]) -> WorkerFacts:
         """Derive the layout, prove it, and compute the identity. Raises UnsupportedError at any doubt (rule 6)."""
-        self._memory = backing_memory(kv_caches)
-        self._layout = derive_layout(self._kv_cache_config, kv_caches)
-        self._kernels = load_kernels(self._layout.unit_bytes)
-        report = run_selftest(kv_caches, self._layout, self._memory, KernelMover(self._kernels))
-        self._blocks_per_chunk = max(1, -(-self._config.chunk_min_bytes // self._layout.unit_bytes))
+        check_path(self._wanted)
+        memory = backing_memory(kv_caches)
+        layout = derive_layout(self._kv_cache_config, kv_caches)
+        kernels = load_kernels(layout.unit_bytes)
+        report = run_selftest(kv_caches, layout, memory, KernelMover(kernels))
+        self.use(memory, layout, kernels, max(1, -(-self._config.chunk_min_bytes // layout.unit_bytes)))
         model_config, load_config = self._vllm_config.model_config, self._vllm_config.load_config
         identity = build_identity(
             self._vllm_config,
@@ -118,42 +115,45 @@ class WorkerSide:
             hash_block_tokens=hash_block_tokens(self._vllm_config, self._kv_cache_config),
             block_count=self._layout.block_count,
             blocks_per_chunk=self._blocks_per_chunk,
+            access=access_of(self._wanted).value,
             selftest_bytes=report.bytes_moved,
         )
+
+    def use(self, memory: Memory, layout: GroupLayout, kernels: DigestKernels, blocks_per_chunk: int) -> None:
+        """From now on this is the engine's KV memory, proven to be laid out like that."""
+        self._layout = layout
+        self._blocks_per_chunk = blocks_per_chunk
+        opener = PathOpener(
+            memory=memory,
+            layout=layout,
+            kernels=kernels,
+            units_per_shard=blocks_per_chunk,
+            load_threads=self._config.load_threads,
+            direct_io=self._config.direct_io,
+            cpus=engine_cpus(),
+            is_digest_right=self._is_digest_right,
+        )
+        self._slot = PathSlot(partial(opener.open, self._wanted))
 
     # ---- each step -----------------------------------------------------------------------------------------------
 
     def start_loads(self, orders: StepOrders) -> None:
         self._follow(orders.attachment)
+        now_s = time.monotonic()
         for order in orders.loads:
             assert order.request_id not in self._jobs, f"{order.request_id} is being loaded already"
-            if self._path is None:
-                failures = tuple(UnitFailure(i, False, "no pool attached") for i in range(len(order.lbas)))
-                self._jobs[order.request_id] = (order, LoadResult(0, 0.0, failures))
+            if self._reading_path is None and self._slot is not None and self._slot.opening_holder_id:
+                self._waiting_loads[order.request_id] = _WaitingLoad(order, now_s + order.abandon_after_s)
             else:
-                units = [
-                    UnitRead(lba, self._layout.unit_bytes, block_id, digest)
-                    for lba, block_id, digest in zip(order.lbas, order.block_ids, order.digests, strict=True)
-                ]
-                job = self._path.load(units, abandon_after_s=order.abandon_after_s)
-                self._jobs[order.request_id] = (order, job)
+                self._start_load(order, order.abandon_after_s)
 
     def start_saves(self, orders: StepOrders) -> None:
         """The step that filled these blocks has run: their bytes are final."""
-        writes: list[ShardWrite] = []
-        for order in orders.saves:
-            refusal = self._refuse_save(order)
-            if refusal:
-                self._written.append(RunWritten(order.run_id, (None,) * len(order.granted.indexes), refusal))
-            else:
-                self._runs[order.run_id] = _RunUnderWay(order)
-                writes += self._shard_writes(order)
-        if writes:
-            assert self._path is not None
-            self._path.save(writes)
+        self._start_saves(orders.saves)
 
     def finished_loads(self) -> set[str]:
         """Requests whose load has ended, well or not; each is returned exactly once."""
+        self._advance()
         now_s = time.monotonic()
         finished: set[str] = set()
         for request_id, (order, job) in list(self._jobs.items()):
@@ -181,8 +181,9 @@ class WorkerSide:
 
     def take_report(self) -> StepReport | None:
         """What happened since the last step, or None when there is nothing new to say."""
-        if self._path is not None:
-            for shard in self._path.take_written():
+        self._advance()
+        if self._reading_path is not None:
+            for shard in self._reading_path.take_written():
                 self._shard_written(shard)
             if not self._runs:
                 self._let_go()
@@ -196,73 +197,89 @@ class WorkerSide:
         for _, job in self._jobs.values():
             if isinstance(job, LoadJob):
                 job.abandon("the engine is shutting down")
-        is_quiet = self._path.close() if self._path is not None else True
+        is_quiet = self._slot.close(deadline_s=CLOSE_S) if self._slot is not None else True
         if is_quiet:
             self._let_go()  # else it stays held, so that nobody reuses what we may still write
 
-    # ---- inside --------------------------------------------------------------------------------------------------
+    # ---- the path ------------------------------------------------------------------------------------------------
+
+    @property
+    def _reading_path(self) -> DataPath | None:
+        return self._slot.path if self._slot is not None else None
 
     def _follow(self, attachment: Attachment | None) -> None:
         """Take up a new attachment once nothing of the former one is being written."""
-        if attachment is None or attachment.holder_id in (self._refused_holder_id, self._holder_id()):
-            return
-        if self._runs:
-            return  # the order of the next step carries it again
-        try:
-            os.close(hold_liveness(Path(attachment.liveness_path)))  # only to see that it is in reach
-            self._open_path(attachment)
-        except MeshFusionError as error:
-            logger.error("the pool is out of this worker's reach, nothing is saved or loaded: %s", error)
-            self._refused_holder_id = attachment.holder_id
-            return
-        assert self._liveness is None, "held only while something is written"
-        self._attachment = attachment
+        if self._slot is not None:
+            self._advance()
+            self._slot.follow(attachment, is_writing=bool(self._runs))
+            if self._liveness is not None and not self._runs:
+                self._let_go()
 
-    def _holder_id(self) -> str:
-        return self._attachment.holder_id if self._attachment else ""
-
-    def _open_path(self, attachment: Attachment) -> None:
-        if self._path is not None and self._pool_uuid == attachment.pool_uuid:
+    def _advance(self) -> None:
+        """What waited for a path begins when that is open, fails when it cannot be opened, and is not waited for
+        longer than its load may take."""
+        if self._slot is None:
             return
-        (namespace,) = attachment.namespaces
-        direct = DirectMode.AUTO if self._config.direct_io else DirectMode.OFF
-        check_pool_uuid(Path(namespace.path), attachment.pool_uuid)
-        data = open_data_file(Path(namespace.path), writable=True, direct=direct)
-        if not data.direct:
-            logger.info("O_DIRECT is not used on %s: %s", namespace.path, data.direct_reason)
-        unit_bytes = self._layout.unit_bytes
-        former, self._path = (
-            self._path,
-            staged_path(
-                data,
-                self._memory,
-                self._layout,
-                self._kernels,
-                lba_bytes=namespace.lba_bytes,
-                load_threads=self._config.load_threads,
-                read_bytes=READ_BYTES,
-                write_bytes=shard_lba_count(unit_bytes, self._blocks_per_chunk, namespace.lba_bytes)
-                * namespace.lba_bytes,
-                cpus=engine_cpus(),
-                is_digest_right=self._is_digest_right,
-            ),
-        )
-        self._pool_uuid = attachment.pool_uuid
-        if former is not None:
-            former.close(deadline_s=0.0)
+        if self._slot.advance():
+            loads, self._waiting_loads = self._waiting_loads, {}
+            for waiting in loads.values():
+                self._start_load(waiting.order, waiting.deadline_s - time.monotonic())
+            saves, self._waiting_saves = self._waiting_saves, []
+            self._start_saves(saves)
+        late = [w for w in self._waiting_loads.values() if w.deadline_s <= time.monotonic()]
+        for waiting in late:
+            del self._waiting_loads[waiting.order.request_id]
+            self._fail_load(waiting.order, "abandoned: the path to the pool was not open in time")
+
+    def _start_load(self, order: LoadOrder, abandon_after_s: float) -> None:
+        path = self._reading_path
+        if path is None:
+            self._fail_load(order, "no pool attached")
+            return
+        units = [
+            UnitRead(lba, self._layout.unit_bytes, block_id, digest)
+            for lba, block_id, digest in zip(order.lbas, order.block_ids, order.digests, strict=True)
+        ]
+        self._jobs[order.request_id] = (order, path.load(units, abandon_after_s=abandon_after_s))
+
+    def _fail_load(self, order: LoadOrder, reason: str) -> None:
+        failures = tuple(UnitFailure(i, False, reason) for i in range(len(order.lbas)))
+        self._jobs[order.request_id] = (order, LoadResult(0, 0.0, failures))
+
+    # ---- saves ---------------------------------------------------------------------------------------------------
+
+    def _start_saves(self, orders: Iterable[SaveOrder]) -> None:
+        writes: list[ShardWrite] = []
+        for order in orders:
+            if self._slot is not None and order.granted.holder_id == self._slot.opening_holder_id:
+                self._waiting_saves.append(order)
+                continue
+            refusal = self._refuse_save(order)
+            if refusal:
+                self._written.append(RunWritten(order.run_id, (None,) * len(order.granted.indexes), refusal))
+            else:
+                self._runs[order.run_id] = _RunUnderWay(order)
+                writes += self._shard_writes(order)
+        if writes:
+            assert self._reading_path is not None
+            self._reading_path.save(writes)
 
     def _refuse_save(self, order: SaveOrder) -> str:
-        if self._path is None or self._attachment is None:
+        attachment = self._slot.attachment if self._slot is not None else None
+        if attachment is None:
             return "no pool attached"
-        if order.granted.holder_id != self._attachment.holder_id:
-            return "granted to an earlier incarnation of this worker"
+        if self._slot is not None and self._slot.opening_holder_id:
+            return "another incarnation of this worker is about to take over"
+        if order.granted.holder_id != attachment.holder_id:
+            return "granted to another incarnation of this worker"
         block_count = (order.granted.indexes[-1] + 1) * self._blocks_per_chunk
         assert len(order.block_ids) >= block_count, (len(order.block_ids), block_count)
-        return self._hold(self._attachment)
+        return self._hold(attachment)
 
     def _hold(self, attachment: Attachment) -> str:
-        """Hold the liveness lock before the first write: while it is held, our space is nobody else's (rule 3)."""
-        if self._liveness is None:
+        """With local access, hold the liveness lock before the first write: while it is held, our space is nobody
+        else's (rule 3). A target knows by itself who writes."""
+        if self._liveness is None and attachment.liveness_path:
             try:
                 self._liveness = hold_liveness(Path(attachment.liveness_path))
             except MeshFusionError as error:
@@ -276,7 +293,9 @@ class WorkerSide:
 
     def _shard_writes(self, order: SaveOrder) -> list[ShardWrite]:
         """One for each granted chunk."""
-        pool_uuid = bytes.fromhex(self._pool_uuid.replace("-", ""))
+        assert self._slot is not None
+        assert self._slot.attachment is not None
+        pool_uuid = bytes.fromhex(self._slot.attachment.pool_uuid.replace("-", ""))
         chunk_tokens = self._layout.block_tokens * self._blocks_per_chunk
         writes = []
         columns = zip(order.granted.indexes, order.granted.keys, order.granted.extents, strict=True)
@@ -304,8 +323,6 @@ class WorkerSide:
 
     def _shard_written(self, shard: ShardWritten) -> None:
         run_id, index = shard.save_id
-        # Giving its place back would free space that a late write may still hit (rule 3). The staged path knows.
-        assert shard.fate is not WriteFate.UNKNOWN
         run = self._runs[run_id]
         run.shards[index] = shard
         if len(run.shards) == len(run.order.granted.indexes):
@@ -323,20 +340,20 @@ class _RunUnderWay:
     def report(self) -> RunWritten:
         shards = [self.shards[index] for index in self.order.granted.indexes]
         reason = next((shard.reason for shard in shards if shard.reason), "")
-        return RunWritten(self.order.run_id, tuple(shard.unit_digests for shard in shards), reason)
+        # Giving such a place back would free space that a late write may still hit (rule 3).
+        in_doubt = tuple(i for i, shard in enumerate(shards) if shard.fate is WriteFate.UNKNOWN)
+        return RunWritten(self.order.run_id, tuple(shard.unit_digests for shard in shards), reason, in_doubt)
 
 
-def check_pool_uuid(path: Path, pool_uuid: str) -> None:
-    """Is the file at ``path`` the pool that the service spoke of? Raises FormatError or MediaError."""
-    copies = []
-    with contextlib.closing(open_data_file(path, writable=False, direct=DirectMode.OFF)) as data:
-        for lba in LABEL_LBAS:
-            raw = bytearray(LBA_BYTES)
-            data.read_into(lba, memoryview(raw))
-            copies.append(bytes(raw))
-    label = decode_label_copies(copies, where=str(path))
-    if label.pool_uuid.hex() != pool_uuid.replace("-", ""):
-        raise FormatError(
-            f"{path} is pool {label.pool_uuid.hex()}, the service speaks of {pool_uuid}",
-            next_step="run the engine on the service's machine",
-        )
+class _WaitingLoad(NamedTuple):
+    order: LoadOrder
+    deadline_s: float
+
+
+def check_path(wanted: PathKind | None) -> None:
+    """Can this machine take the path that is asked for, as far as it shows before a pool is attached?
+
+    Raises :class:`~meshfusion.jbof.errors.UnsupportedError`.
+    """
+    if wanted is PathKind.RDMA:
+        choose(report_paths(MediaError("no pool is attached yet", next_step="-"), None, look_for_rdma()), wanted)

@@ -105,6 +105,10 @@ class Multipath:
         """For people and metrics; may be asked from any thread, and is not of one instant."""
         return [report_of(lane, self._links.name(lane.path)) for lane in self._spread.lanes]
 
+    def lba_bytes(self, nsid: int) -> int | None:
+        """Of a block of this namespace; None: no path has shown it."""
+        return self._namespaces.lba_bytes(nsid)
+
     def register_address(self, address: int, length_bytes: int, *, writable: bool, owner: object) -> RegisteredRegion:
         """With every path, also those to come. Raises what one that is there raises."""
         return self._links.register(address, length_bytes, writable=writable, owner=owner)

@@ -151,10 +151,7 @@ class MiniEngine:
         )
         self.worker = WorkerSide(None, None, self.config, is_digest_right=lambda got, expected: got == expected)
         # What register() derives from the engine's tensors.
-        self.worker._memory = kv.memory
-        self.worker._layout = kv.layout
-        self.worker._kernels = kernels
-        self.worker._blocks_per_chunk = blocks_per_chunk
+        self.worker.use(kv.memory, kv.layout, kernels, blocks_per_chunk)
         self.requests: dict[str, Request] = {}
         self.leaving: dict[str, Request] = {}  # aborted while loading: blocks stay until the workers are done
 

@@ -1,0 +1,132 @@
+"""The worker's path to the pool: in use, being opened, or ending. Nothing here waits: the engine's thread calls it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+from meshfusion.dpu.api.types import Attachment
+from meshfusion.host.path.data_path import DataPath
+from meshfusion.jbof.errors import MeshFusionError
+
+logger = logging.getLogger("meshfusion.worker")
+
+RETRY_S: Final = 5.0
+"""A target, or the service's machine, may be back by then."""
+FINISH_S: Final = 10.0
+"""What a former path has under way may take this long to end by itself."""
+
+
+class _Opening:
+    """A path being opened on a thread of its own: ``result`` when that has ended."""
+
+    def __init__(self, attachment: Attachment, open_path: Callable[[Attachment], DataPath]) -> None:
+        self.attachment = attachment
+        self.result: DataPath | MeshFusionError | None = None
+        self._open_path = open_path
+        threading.Thread(target=self._run, name="meshfusion-open", daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            self.result = self._open_path(self.attachment)
+        except MeshFusionError as error:
+            self.result = error
+        except Exception as error:  # a bug must cost the cache, not leave loads waiting
+            logger.exception("opening a path failed")
+            self.result = MeshFusionError(f"opening a path failed: {error!r}", next_step="report this as a bug")
+
+
+class PathSlot:
+    """Follows attachments: each is a new incarnation, which writes only over a path opened for it."""
+
+    def __init__(self, open_path: Callable[[Attachment], DataPath]) -> None:
+        self._open_path = open_path
+        self._path: DataPath | None = None
+        self._attachment: Attachment | None = None
+        self._opening: _Opening | None = None
+        self._ending: list[threading.Thread] = []
+        self._retry_from_s = 0.0
+        self._told = ""
+
+    @property
+    def path(self) -> DataPath | None:
+        """To read over: what an earlier incarnation opened serves as well, since every load is proven (rule 4)."""
+        return self._path
+
+    @property
+    def attachment(self) -> Attachment | None:
+        """For which :attr:`path` was opened; only its grants may be written under."""
+        return self._attachment
+
+    @property
+    def opening_holder_id(self) -> str:
+        """For whom a path is being opened; empty when none is."""
+        return self._opening.attachment.holder_id if self._opening is not None else ""
+
+    def follow(self, attachment: Attachment | None, *, is_writing: bool) -> None:
+        """``is_writing``: under the former attachment; its path stays until that has ended."""
+        if attachment is None or is_writing or self._opening is not None:
+            return
+        former = self._attachment
+        if former is not None and former.holder_id == attachment.holder_id:
+            return
+        if former is not None and _is_same_data(former, attachment):
+            self._attachment = attachment
+            return
+        if time.monotonic() >= self._retry_from_s:
+            self._opening = _Opening(attachment, self._open_path)
+
+    def advance(self) -> bool:
+        """Has an opening ended, well or not? Then what waited for it can be decided."""
+        opening = self._opening
+        if opening is None or opening.result is None:
+            return False
+        self._opening = None
+        if isinstance(opening.result, MeshFusionError):
+            self._retry_from_s = time.monotonic() + RETRY_S
+            message = str(opening.result)
+            if message != self._told:  # once, not at every attempt
+                logger.error("the pool is out of this worker's reach, nothing is saved or loaded: %s", message)
+            self._told = message
+            return True
+        self._told = ""
+        former, self._path, self._attachment = self._path, opening.result, opening.attachment
+        if former is not None:
+            self._end(former)
+        return True
+
+    def close(self, *, deadline_s: float) -> bool:
+        """End every path. True when nothing is under way any more on any of them."""
+        end_s = time.monotonic() + deadline_s
+        opening, self._opening = self._opening, None
+        if opening is not None:  # it is closed when it is there; nobody will have used it
+            threading.Thread(target=_close_late, args=(opening,), name="meshfusion-open", daemon=True).start()
+        path, self._path, self._attachment = self._path, None, None
+        is_quiet = path.close(deadline_s=deadline_s) if path is not None else True
+        for thread in self._ending:
+            thread.join(max(0.0, end_s - time.monotonic()))
+            is_quiet = is_quiet and not thread.is_alive()
+        return is_quiet
+
+    def _end(self, path: DataPath) -> None:
+        self._ending = [thread for thread in self._ending if thread.is_alive()]
+        thread = threading.Thread(
+            target=path.finish, kwargs={"deadline_s": FINISH_S}, name="meshfusion-finish", daemon=True
+        )
+        thread.start()
+        self._ending.append(thread)
+
+
+def _is_same_data(one: Attachment, other: Attachment) -> bool:
+    """Opened here, and the same pool: then the open files serve the new incarnation too."""
+    return one.pool_uuid == other.pool_uuid and one.export is None and other.export is None
+
+
+def _close_late(opening: _Opening) -> None:
+    while opening.result is None:
+        time.sleep(0.05)
+    if isinstance(opening.result, DataPath):
+        opening.result.close()

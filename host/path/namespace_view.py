@@ -1,0 +1,82 @@
+"""A namespace in the pool's blocks, whatever blocks the target shows it in."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+from meshfusion.host.path.rdma import NamespaceInitiator
+from meshfusion.jbof.errors import MediaError, UnsupportedError
+from meshfusion.jbof.media.buffer import AlignedBuffer
+from meshfusion.jbof.nvme.memory import RegionPart, RegisteredRegion
+from meshfusion.jbof.nvme.pending import PendingTransfer
+
+APPEAR_S: Final = 2.0
+READ_TIMEOUT_S: Final = 5.0
+
+
+class SharedInitiator(NamespaceInitiator, Protocol):
+    """What is used of :class:`~meshfusion.host.path.flexpath.multipath.Multipath`."""
+
+    def lba_bytes(self, nsid: int) -> int | None:
+        """Of a block of the namespace; None: nobody has shown it."""
+        ...
+
+
+class NamespaceView:
+    """Keeps :class:`~meshfusion.host.path.rdma.NamespaceInitiator` with addresses in blocks of ``lba_bytes``.
+
+    Raises :class:`~meshfusion.jbof.errors.MediaError` when the target does not show the namespace, and
+    :class:`~meshfusion.jbof.errors.UnsupportedError` when its blocks are larger or do not fit; it closes nothing then.
+    """
+
+    def __init__(self, initiator: SharedInitiator, nsid: int, *, lba_bytes: int) -> None:
+        self._initiator = initiator
+        theirs = _wait_for(initiator, nsid)
+        if theirs > lba_bytes or lba_bytes % theirs:
+            raise UnsupportedError(
+                f"the export has blocks of {theirs} bytes, and the pool counts in blocks of {lba_bytes}",
+                next_step=f"format the drive with blocks of at most {lba_bytes} bytes",
+            )
+        self._factor = lba_bytes // theirs
+
+    @property
+    def max_descriptors(self) -> int:
+        return self._initiator.max_descriptors
+
+    def register_address(self, address: int, length_bytes: int, *, writable: bool, owner: object) -> RegisteredRegion:
+        return self._initiator.register_address(address, length_bytes, writable=writable, owner=owner)
+
+    def begin_read(self, nsid: int, lba: int, memory: Sequence[RegionPart], *, timeout_s: float) -> PendingTransfer:
+        return self._initiator.begin_read(nsid, lba * self._factor, memory, timeout_s=timeout_s)
+
+    def begin_write(self, nsid: int, lba: int, memory: Sequence[RegionPart], *, timeout_s: float) -> PendingTransfer:
+        return self._initiator.begin_write(nsid, lba * self._factor, memory, timeout_s=timeout_s)
+
+    def flush(self, nsid: int, *, timeout_s: float) -> None:
+        self._initiator.flush(nsid, timeout_s=timeout_s)
+
+    def close(self, *, timeout_s: float) -> None:
+        self._initiator.close(timeout_s=timeout_s)
+
+
+def read_blocks(initiator: NamespaceInitiator, nsid: int, lba: int, length_bytes: int) -> bytes:
+    """Raises :class:`~meshfusion.jbof.errors.MeshFusionError`. Not for data that matters: nothing proves it."""
+    array = AlignedBuffer(length_bytes).array
+    region = initiator.register_address(array.ctypes.data, array.nbytes, writable=True, owner=array)
+    initiator.begin_read(nsid, lba, [region.all()], timeout_s=READ_TIMEOUT_S).wait()
+    region.close()
+    return array.tobytes()
+
+
+def _wait_for(initiator: SharedInitiator, nsid: int) -> int:
+    """The paths are open, and tell what they reach on threads of their own."""
+    end_s = time.monotonic() + APPEAR_S
+    while (lba_bytes := initiator.lba_bytes(nsid)) is None:
+        if time.monotonic() > end_s:
+            raise MediaError(
+                f"the target does not show namespace {nsid}", next_step="see the service's log and `mfctl pool status`"
+            )
+        time.sleep(0.005)
+    return lba_bytes

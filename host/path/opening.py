@@ -1,0 +1,160 @@
+"""From an attachment to an open path: the one place that knows all of them."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from meshfusion.dpu.api.liveness import hold_liveness
+from meshfusion.dpu.api.types import Access, Attachment, Namespace
+from meshfusion.host.kv.group_layout import GroupLayout
+from meshfusion.host.path.block import block_path
+from meshfusion.host.path.cpus import Cpus
+from meshfusion.host.path.data_path import DataPath
+from meshfusion.host.path.probe import KvTarget, PathKind, choose, look_for_rdma, report_paths
+from meshfusion.host.path.proof import IsDigestRight
+from meshfusion.host.path.staged import staged_path
+from meshfusion.jbof.digest import DigestKernels
+from meshfusion.jbof.errors import FormatError
+from meshfusion.jbof.format import LABEL_LBAS, LBA_BYTES, decode_label_copies, shard_lba_count
+from meshfusion.jbof.media.file import DirectMode, open_data_file
+
+logger = logging.getLogger("meshfusion.path")
+
+Memory = np.ndarray[tuple[int], np.dtype[np.uint8]]
+
+READ_BYTES = 6 << 20  # of one load thread; a larger unit gets what it needs
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PathOpener:
+    """What every path of one worker needs. ``units_per_shard``: of a chunk."""
+
+    memory: Memory
+    layout: GroupLayout
+    kernels: DigestKernels
+    units_per_shard: int
+    load_threads: int
+    direct_io: bool
+    cpus: Cpus
+    is_digest_right: IsDigestRight
+
+    def open(self, wanted: PathKind | None, attachment: Attachment) -> DataPath:
+        """``wanted`` None: the best that is possible here. May take as long as a target needs to be connected to.
+
+        Raises :class:`~meshfusion.jbof.errors.MeshFusionError`: the data is out of reach, or is another pool's, or not
+        to be had in the way that is wanted.
+        """
+        (namespace,) = attachment.namespaces
+        if attachment.export is not None:
+            assert wanted is PathKind.RDMA, f"attached for {wanted}"
+            return self._open_rdma(attachment, namespace)
+        os.close(hold_liveness(Path(attachment.liveness_path)))  # only to see that it is in reach
+        return self._open_local(wanted, attachment, namespace)
+
+    def _open_local(self, wanted: PathKind | None, attachment: Attachment, namespace: Namespace) -> DataPath:
+        path = Path(namespace.path)
+        check_pool_file(path, attachment.pool_uuid)
+        data = open_data_file(path, writable=True, direct=DirectMode.AUTO if self.direct_io else DirectMode.OFF)
+        try:
+            report = report_paths(data, KvTarget(self.memory.ctypes.data, self.layout), look_for_rdma())
+            kind = choose(report, wanted, (PathKind.STAGED, PathKind.BLOCK))
+        except BaseException:
+            data.close()
+            raise
+        logger.info("path %s", report.answer(kind))
+        unit_bytes, lba_bytes = self.layout.unit_bytes, namespace.lba_bytes
+        if kind is PathKind.BLOCK:
+            return block_path(
+                data,
+                self.memory,
+                self.layout,
+                self.kernels,
+                lba_bytes=lba_bytes,
+                load_threads=self.load_threads,
+                max_units=self.units_per_shard,
+                cpus=self.cpus,
+                is_digest_right=self.is_digest_right,
+            )
+        return staged_path(
+            data,
+            self.memory,
+            self.layout,
+            self.kernels,
+            lba_bytes=lba_bytes,
+            load_threads=self.load_threads,
+            read_bytes=READ_BYTES,
+            write_bytes=shard_lba_count(unit_bytes, self.units_per_shard, lba_bytes) * lba_bytes,
+            cpus=self.cpus,
+            is_digest_right=self.is_digest_right,
+        )
+
+    def _open_rdma(self, attachment: Attachment, namespace: Namespace) -> DataPath:
+        from meshfusion.host.path.flexpath.addresses import path_specs
+        from meshfusion.host.path.flexpath.multipath import Multipath
+        from meshfusion.host.path.namespace_view import NamespaceView, read_blocks
+        from meshfusion.host.path.rdma import rdma_path
+        from meshfusion.host.path.rdma_ports import local_ports, paths_to
+
+        export = attachment.export
+        assert export is not None
+        addresses = paths_to(export.portals, local_ports())
+        host_id = uuid.uuid5(uuid.NAMESPACE_URL, export.host_nqn)
+        specs = path_specs(addresses, export.subsystem_nqn, export.host_nqn, host_id)
+        multipath = Multipath(specs)
+        try:
+            view = NamespaceView(multipath, namespace.nsid, lba_bytes=namespace.lba_bytes)
+            check_pool(
+                lambda lba: read_blocks(view, namespace.nsid, lba, LBA_BYTES), attachment.pool_uuid, "the export"
+            )
+        except BaseException:
+            multipath.close(timeout_s=0.0)
+            raise
+        logger.info("connected to %s over %s", export.subsystem_nqn, ", ".join(path.name for path in addresses))
+        return rdma_path(
+            view,
+            namespace.nsid,
+            self.memory,
+            self.layout,
+            self.kernels,
+            lba_bytes=namespace.lba_bytes,
+            load_threads=self.load_threads,
+            read_bytes=READ_BYTES,
+            max_units=self.units_per_shard,
+            cpus=self.cpus,
+            is_digest_right=self.is_digest_right,
+        )
+
+
+def access_of(wanted: PathKind | None) -> Access:
+    """What to ask the service for."""
+    return Access.NVMEOF if wanted is PathKind.RDMA else Access.LOCAL
+
+
+def check_pool_file(path: Path, pool_uuid: str) -> None:
+    """Is the file at ``path`` the pool that the service spoke of? Raises FormatError or MediaError."""
+    with contextlib.closing(open_data_file(path, writable=False, direct=DirectMode.OFF)) as data:
+
+        def read(lba: int) -> bytes:
+            raw = bytearray(LBA_BYTES)
+            data.read_into(lba, memoryview(raw))
+            return bytes(raw)
+
+        check_pool(read, pool_uuid, str(path))
+
+
+def check_pool(read: Callable[[int], bytes], pool_uuid: str, where: str) -> None:
+    """``read``: a block of the data. Raises :class:`~meshfusion.jbof.errors.FormatError` when it is another pool's."""
+    label = decode_label_copies([read(lba) for lba in LABEL_LBAS], where=where)
+    if label.pool_uuid.hex() != pool_uuid.replace("-", ""):
+        raise FormatError(
+            f"{where} is pool {label.pool_uuid.hex()}, the service speaks of {pool_uuid}",
+            next_step="run the engine on the service's machine, or correct the service's exports",
+        )

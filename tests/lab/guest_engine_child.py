@@ -1,0 +1,46 @@
+"""An engine process in a guest, which has no NUMA nodes, and whose path into its memory is watched."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import vllm.utils.cpu_resource_utils
+
+from meshfusion.host.path.rdma import RdmaMedium
+from meshfusion.jbof.nvme.memory import RegionPart
+from tests.e2e import engine_child
+
+MOVED = {"inside": 0, "outside": 0}
+"""Bytes of what commands were given as memory: inside of the engine's own tensors, and not."""
+
+
+def watch() -> None:
+    """Counts what loads and saves give to the target as memory."""
+    for name in ("parts_to_read", "parts_to_write"):
+        _watch(name, getattr(RdmaMedium, name))
+
+
+def _watch(name: str, parts_of: Any) -> None:
+    def watched(medium: RdmaMedium, block_id: int) -> list[RegionPart]:
+        parts: list[RegionPart] = parts_of(medium, block_id)
+        start = medium.memory.ctypes.data
+        end = start + medium.memory.nbytes
+        for part in parts:
+            is_inside = start <= part.remote.address <= part.remote.address + part.length_bytes <= end
+            MOVED["inside" if is_inside else "outside"] += part.length_bytes
+        return parts
+
+    setattr(RdmaMedium, name, watched)
+
+
+class Engine(engine_child.Engine):
+    def moved(self) -> dict[str, int]:
+        return MOVED
+
+
+if __name__ == "__main__":
+    vllm.utils.cpu_resource_utils.get_memory_affinity = lambda pid=0: [0]
+    watch()
+    engine_child.Engine = Engine  # type: ignore[misc]
+    engine_child.main(int(sys.argv[1]))
