@@ -16,6 +16,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 
 from meshfusion.dpu.api.types import Access, Attachment
+from meshfusion.host.connector.path_gate import PathState
 from meshfusion.host.path.load_job import UnitFailure
 from meshfusion.host.pool_events import GrantedRun
 
@@ -73,11 +74,12 @@ class StepReport(KVConnectorWorkerMetadata):
 
     written: tuple[RunWritten, ...] = ()
     loads: tuple[LoadReport, ...] = ()
+    path: PathState | None = None  # when it has changed
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
         assert isinstance(other, StepReport)
         # One rank so far (rank_count 1 is all that is served); its reports of one step simply add up.
-        return StepReport(self.written + other.written, self.loads + other.loads)
+        return StepReport(self.written + other.written, self.loads + other.loads, other.path or self.path)
 
 
 @dataclass

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Final
 
 from meshfusion.dpu.api.types import Attachment
+from meshfusion.host.connector.path_gate import PathState
 from meshfusion.host.path.data_path import DataPath
 from meshfusion.jbof.errors import MeshFusionError
 
@@ -50,6 +51,7 @@ class PathSlot:
         self._ending: list[threading.Thread] = []
         self._retry_from_s = 0.0
         self._told = ""
+        self._change: PathState | None = None
 
     @property
     def path(self) -> DataPath | None:
@@ -75,6 +77,7 @@ class PathSlot:
             return
         if former is not None and _is_same_data(former, attachment):
             self._attachment = attachment
+            self._change = PathState(attachment.holder_id)
             return
         if time.monotonic() >= self._retry_from_s:
             self._opening = _Opening(attachment, self._open_path)
@@ -91,12 +94,20 @@ class PathSlot:
             if message != self._told:  # once, not at every attempt
                 logger.error("the pool is out of this worker's reach, nothing is saved or loaded: %s", message)
             self._told = message
+            if self._path is None:
+                self._change = PathState(opening.attachment.holder_id, message)
             return True
         self._told = ""
+        self._change = PathState(opening.attachment.holder_id)
         former, self._path, self._attachment = self._path, opening.result, opening.attachment
         if former is not None:
             self._end(former)
         return True
+
+    def take_change(self) -> PathState | None:
+        """How things stand with the path, if that has changed since the last call."""
+        change, self._change = self._change, None
+        return change
 
     def close(self, *, deadline_s: float) -> bool:
         """End every path. True when nothing is under way any more on any of them."""

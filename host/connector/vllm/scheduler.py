@@ -15,6 +15,7 @@ from typing import Any
 from meshfusion.host.connector.config import ConnectorConfig
 from meshfusion.host.connector.estimate import EstimateOptions, LoadEstimate
 from meshfusion.host.connector.lookups import Effect, LookupOptions, Lookups, ReleaseLease, StartLoad, StartMatch
+from meshfusion.host.connector.path_gate import Gate, PathGate
 from meshfusion.host.connector.vllm.chunking import Chunking
 from meshfusion.host.connector.vllm.messages import LoadOrder, LoadReport, StepOrders, StepReport, WorkerFacts
 from meshfusion.host.connector.vllm.save_pipeline import SavePipeline
@@ -77,6 +78,7 @@ class SchedulerSide:
         self._pipeline = SavePipeline(client, facts, self._chunking, kv_cache_manager, queue_bytes=config.save_queue)
         self._saves = self._pipeline.saves
         self._estimate = LoadEstimate(EstimateOptions())
+        self._gate = PathGate()
         self._requests: dict[str, Any] = {}
         self._never_save: set[str] = set()  # requests that began before a reset: their KV may mix old and new
         self._loads: dict[str, StartLoad] = {}
@@ -101,6 +103,10 @@ class SchedulerSide:
         self._take_events()
         if request.request_id not in self._requests:
             self._requests[request.request_id] = request
+        gate = self._gate.look(time.monotonic())
+        if gate is not Gate.OPEN:
+            self.counters["lookups_without_path"] += gate is Gate.CLOSED
+            return None if gate is Gate.WAIT else 0
         tokens, effects = self._lookups.query(time.monotonic(), request.request_id, local_tokens, self._is_load_worth)
         if effects:
             self._carry_out(effects)
@@ -135,11 +141,16 @@ class SchedulerSide:
         if lease_ids is not None:
             self._client.set_leases(lease_ids)
         loads, self._load_orders = tuple(self._load_orders), []
-        return StepOrders(self._client.attachment, loads, self._pipeline.take_orders())
+        attachment = self._client.attachment
+        if attachment is not None:
+            self._gate.workers_asked(time.monotonic())
+        return StepOrders(attachment, loads, self._pipeline.take_orders())
 
     def workers_reported(self, report: StepReport | None, finished_loads: set[str]) -> None:
         """What the workers did in a step. ``finished_loads`` as the engine was told."""
         if report is not None:
+            if report.path is not None:
+                self._gate.workers_told(report.path)
             for load in report.loads:
                 self._load_reported(load)
             self._pipeline.written(report.written)
@@ -149,8 +160,9 @@ class SchedulerSide:
     @property
     def has_work(self) -> bool:
         """The engine must keep stepping: saves hold blocks pinned, or a lookup's answer, whose request may be gone,
-        brings a lease to be given back."""
-        return self._saves.pending_count > 0 or self._unanswered_lookups > 0
+        brings a lease to be given back, or the workers have yet to say whether they reach the data."""
+        is_path_unknown = self._gate.needs_steps(time.monotonic())
+        return self._saves.pending_count > 0 or self._unanswered_lookups > 0 or is_path_unknown
 
     def reset(self) -> None:
         """The engine's cache was reset, perhaps because its weights changed under it: nothing from before this

@@ -187,9 +187,10 @@ class WorkerSide:
                 self._shard_written(shard)
             if not self._runs:
                 self._let_go()
-        if not self._written and not self._reports:
+        path = self._slot.take_change() if self._slot is not None else None
+        if not self._written and not self._reports and path is None:
             return None
-        report = StepReport(tuple(self._written), tuple(self._reports))
+        report = StepReport(tuple(self._written), tuple(self._reports), path)
         self._written, self._reports = [], []
         return report
 

@@ -1,0 +1,50 @@
+"""Is there a way to the data? Nothing is promised to a scheduler before a worker has said so. No I/O, no clock.
+
+Connecting to a target takes a worker longer than a lookup may take (rule 8). It is waited for once, when an engine has
+just started, since the first requests would otherwise be recomputed for nothing; never again.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+PATIENCE_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class PathState:
+    """Of a worker, for the incarnation ``holder_id``. ``problem``: why its path is not open; empty: it is."""
+
+    holder_id: str
+    problem: str = ""
+
+
+class Gate(enum.Enum):
+    OPEN = "open"
+    WAIT = "wait"  # ask again
+    CLOSED = "closed"  # every lookup is a miss
+
+
+class PathGate:
+    def __init__(self, patience_s: float = PATIENCE_S) -> None:
+        self._patience_s = patience_s
+        self._asked_s: float | None = None
+        self._state: PathState | None = None
+
+    def workers_asked(self, now_s: float) -> None:
+        """A step that carries an attachment goes to the workers."""
+        if self._asked_s is None:
+            self._asked_s = now_s
+
+    def workers_told(self, state: PathState) -> None:
+        self._state = state
+
+    def look(self, now_s: float) -> Gate:
+        if self._state is not None:
+            return Gate.CLOSED if self._state.problem else Gate.OPEN
+        return Gate.WAIT if self.needs_steps(now_s) else Gate.CLOSED
+
+    def needs_steps(self, now_s: float) -> bool:
+        """Workers are told of an attachment by a step, and tell by one, also when there is nothing else to do."""
+        return self._state is None and (self._asked_s is None or now_s - self._asked_s < self._patience_s)

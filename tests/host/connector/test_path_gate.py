@@ -1,0 +1,31 @@
+"""Nothing is promised before a worker reaches the data, and that is waited for once."""
+
+from __future__ import annotations
+
+from meshfusion.host.connector.path_gate import Gate, PathGate, PathState
+
+OPEN, WAIT, CLOSED = Gate.OPEN, Gate.WAIT, Gate.CLOSED
+
+
+def test_a_fresh_engine_waits_for_its_first_path() -> None:
+    gate = PathGate(patience_s=5.0)
+    assert (gate.look(100.0), gate.needs_steps(100.0)) == (WAIT, True), (
+        "nobody was asked yet: however long ago it began"
+    )
+    gate.workers_asked(100.0)
+    gate.workers_asked(104.0)
+    assert gate.look(104.9) is WAIT
+    assert (gate.look(105.0), gate.needs_steps(105.0)) == (CLOSED, False)
+    gate.workers_told(PathState("one"))
+    assert (gate.look(200.0), gate.needs_steps(200.0)) == (OPEN, False)
+
+
+def test_what_workers_say_last_counts() -> None:
+    gate = PathGate(patience_s=5.0)
+    gate.workers_asked(0.0)
+    gate.workers_told(PathState("one", "no RDMA device"))
+    assert (gate.look(1.0), gate.needs_steps(1.0)) == (CLOSED, False)
+    gate.workers_told(PathState("one"))
+    assert gate.look(1.0) is OPEN
+    gate.workers_told(PathState("two"))
+    assert gate.look(1.0) is OPEN
