@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from meshfusion.host.memory.host_memory import HostKvMemory
 from meshfusion.host.path.flexpath.multipath import Multipath
 from meshfusion.host.path.flexpath.settings import SpreadSettings
 from meshfusion.host.path.rdma import rdma_path
@@ -27,9 +28,8 @@ class PathsRig(Rig):
         self.path = rdma_path(
             Multipath(self.fabric.specs(), SpreadSettings()),
             NSID,
-            self.kv.memory,
+            HostKvMemory(self.kv.memory, kernels),
             self.kv.layout,
-            kernels,
             lba_bytes=LBA_BYTES,
             load_threads=2,
             read_bytes=64 << 10,
