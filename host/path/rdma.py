@@ -159,7 +159,10 @@ class RdmaMedium:
 
     def close(self) -> None:
         """The regions went with the initiator; that of the KV memory is not left to it, whoever the initiator is."""
-        self._region.close()
+        try:
+            self._region.close()
+        except MeshFusionError:
+            logger.exception("the engine's memory stays registered until the initiator is closed")
 
 
 class RdmaLoader:

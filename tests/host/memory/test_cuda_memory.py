@@ -266,6 +266,17 @@ def test_no_way_is_refused_with_all_reasons_and_nothing_is_left() -> None:
     gpu.assert_nothing_left()
 
 
+def test_what_one_way_exported_is_not_used_for_the_next() -> None:
+    """Each with its own mapping, and closed before the next."""
+    gpu = FakeCuda()
+    _, memory = memory_of(gpu, takes_peermem=True)
+    region = memory.register(CudaNamespace(1 << 20, gpu=gpu, takes_dma_bufs=False))
+    assert (memory.way, gpu.export_count, gpu.exported) == (Way.PEERMEM, 2, {})
+    region.close()
+    memory.close()
+    gpu.assert_nothing_left()
+
+
 def test_what_a_machine_lacks_is_named() -> None:
     gpu = FakeCuda(device_attributes={DeviceAttribute.DMA_BUF_SUPPORTED: 0})
     _, memory = memory_of(gpu)
@@ -352,10 +363,11 @@ def test_pages_hold_the_memory_and_no_page_more(lead: int, length: int, page_byt
     assert length <= pages.length_bytes - pages.offset_bytes < length + page_bytes
 
 
-@pytest.mark.parametrize(("start", "length"), [(0x1100, 0x2000), (0x1000, 0x2101), (0x1200, 0x100)])
-def test_pages_that_reach_out_of_the_allocation_are_refused(start: int, length: int) -> None:
+@pytest.mark.parametrize("allocation", [Allocation(0x1100, 0x1F00), Allocation(0x1000, 0x1F00)])
+def test_pages_that_reach_out_of_the_allocation_are_refused(allocation: Allocation) -> None:
     with pytest.raises(UnsupportedError, match="reach out of its allocation"):
-        whole_pages(start, length, Allocation(0x1100, 0x2000), page_bytes=4096)
+        whole_pages(0x1200, 0x1C00, allocation, page_bytes=4096)
+    assert whole_pages(0x1200, 0x1C00, Allocation(0x1000, 0x2000), page_bytes=4096) == (0x1000, 0x2000, 0x200)
 
 
 def test_a_wait_ends_at_its_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from meshfusion.jbof.digest import DigestKernels, KeyTable, load_kernels
 from meshfusion.jbof.errors import MediaError
 from tests.host.support.kv_memory import block_outermost, layer_outermost
 
-MAX_BYTES = 256 << 10
+MAX_BYTES = 512 << 10
 KEYS = KeyTable.for_bytes(MAX_BYTES)
 
 

@@ -111,7 +111,11 @@ class MemoryNamespace:
             self.held.append(Held(pending, land))
             self.waiting.release()
         else:
-            land()
+            try:
+                land()
+            except AssertionError:
+                pending.end(gone())
+                raise
             pending.end()
         return pending
 

@@ -25,8 +25,9 @@ class PathsRig(Rig):
         self.kv = aligned()
         self.kv.fill(3)
         self.fabric = Fabric(2, 4 << 20)
+        self.paths = Multipath(self.fabric.specs(), SpreadSettings())
         self.path = rdma_path(
-            Multipath(self.fabric.specs(), SpreadSettings()),
+            self.paths,
             NSID,
             HostKvMemory(self.kv.memory, kernels),
             self.kv.layout,
@@ -90,6 +91,14 @@ def test_blocks_are_kept_until_the_lost_path_cannot_write_them(rig: PathsRig) ->
     held.land()
     held.pending.free_memory()
     assert [failure.index for failure in wait(job).failures] == [0]
+
+
+def test_memory_of_all_paths_is_given_up_with_the_path(kernels: DigestKernels) -> None:
+    made = PathsRig(kernels)
+    (kept,) = (region for region in made.paths._links._regions if region.remote.length_bytes == made.kv.memory.nbytes)
+    assert made.path.close()
+    assert kept.is_closed
+    assert kept.memory_owner is None
 
 
 def test_a_save_over_a_path_that_is_lost_is_in_doubt(rig: PathsRig) -> None:
