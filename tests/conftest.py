@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import os
 
 import pytest
+
+from meshfusion.host.memory.libcuda import load_cuda
+from meshfusion.jbof.errors import UnsupportedError
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
@@ -17,6 +21,26 @@ _skipped = pytest.StashKey[list[str]]()
 def forbidden_skips(skips: list[tuple[str, str]]) -> list[str]:
     """The skips, given as (test, reason), that CI does not accept, as ``test: reason``."""
     return [f"{test}: {reason}" for test, reason in skips if not reason.startswith(ALLOWED_SKIP_PREFIX)]
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Tests marked ``device`` are skipped where there is none."""
+    if item.get_closest_marker("device") is not None:
+        reason = lacks_device()
+        if reason:
+            pytest.skip(f"{ALLOWED_SKIP_PREFIX} {reason}")
+
+
+@functools.cache
+def lacks_device() -> str:
+    """Why tests cannot use a CUDA device; empty: they can. Costs a second where torch was not imported."""
+    try:
+        load_cuda()
+    except UnsupportedError as error:
+        return f"a CUDA device ({error.message})"
+    import torch
+
+    return "" if torch.cuda.is_available() else f"a PyTorch for CUDA (this is {torch.__version__})"
 
 
 @pytest.hookimpl(tryfirst=True)

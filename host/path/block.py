@@ -20,6 +20,8 @@ from typing import Final
 import numpy as np
 
 from meshfusion.host.kv.group_layout import I64, GroupLayout
+from meshfusion.host.memory.host_memory import ALREADY_PRODUCED
+from meshfusion.host.memory.kv_memory import Produced
 from meshfusion.host.path.block_layout import check_block_layout
 from meshfusion.host.path.cpus import Cpus
 from meshfusion.host.path.data_path import DataPath
@@ -91,6 +93,9 @@ class BlockMedium:
 
     def digests(self, run_offsets: I64) -> tuple[bytes, ...]:
         return tuple(self.kernels.digest_units(self.memory, run_offsets, self.layout.run_bytes))
+
+    def produced(self) -> Produced:
+        return ALREADY_PRODUCED
 
     def loader(self) -> BlockLoader:
         return BlockLoader(self)

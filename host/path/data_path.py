@@ -8,7 +8,7 @@ import queue
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from meshfusion.host.path.cpus import Cpus, use_cpus
 from meshfusion.host.path.load_job import LoadJob, UnitFailure, UnitRead
@@ -101,8 +101,20 @@ class DataPath:
     # ---- saves ---------------------------------------------------------------------------------------------------
 
     def save(self, writes: Sequence[ShardWrite]) -> None:
-        """Queue a batch; the blocks must stay pinned until :meth:`take_written` reports them."""
-        self._writes.put(tuple(writes))
+        """Queue a batch; the blocks must stay pinned until :meth:`take_written` reports them.
+
+        Called by the engine's thread when it has issued the work that fills them; whether it is done is waited for
+        elsewhere.
+        """
+        if not writes:
+            return
+        try:
+            produced = self._medium.produced()
+        except MeshFusionError as error:
+            for write in writes:
+                self._written.put(_failed(write, error.message))
+        else:
+            self._writes.put(tuple(replace(write, produced=produced) for write in writes))
 
     def take_written(self) -> list[ShardWritten]:
         """What has been written, and flushed, since the last call."""

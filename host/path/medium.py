@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from meshfusion.host.memory.kv_memory import Produced
 from meshfusion.host.path.load_job import LoadJob, UnitFailure
 from meshfusion.host.path.shards import ShardWrite
 from meshfusion.host.path.spans import Span
@@ -33,8 +34,11 @@ class Saver(Protocol):
     """Used by one thread."""
 
     def write(self, shard: ShardWrite) -> tuple[bytes, ...]:
-        """Write it; the digests of its units. Raises :class:`~meshfusion.jbof.errors.MeshFusionError` when it failed,
-        and of these :class:`WriteInDoubtError` when it may be done later."""
+        """Write it, once ``shard.produced``; the digests of its units.
+
+        Raises :class:`~meshfusion.jbof.errors.MeshFusionError` when it failed, and of these :class:`WriteInDoubtError`
+        when it may be done later.
+        """
         ...
 
     def flush(self) -> None:
@@ -53,6 +57,10 @@ class Medium(Protocol):
     def loader(self) -> Loader: ...
 
     def saver(self) -> Saver: ...
+
+    def produced(self) -> Produced:
+        """Now, in the work of the engine's thread, which calls this. Raises MeshFusionError."""
+        ...
 
     def interrupt(self, deadline_s: float) -> None:
         """The path closes: end what is under way at ``deadline_s`` if it would not end by itself."""

@@ -11,6 +11,7 @@ from meshfusion.jbof.errors import MediaError, UnsupportedError
 from meshfusion.jbof.media.buffer import AlignedBuffer
 from meshfusion.jbof.nvme.memory import RegionPart, RegisteredRegion
 from meshfusion.jbof.nvme.pending import PendingTransfer
+from meshfusion.jbof.nvme.registration import DmaBufRange
 
 APPEAR_S: Final = 2.0
 READ_TIMEOUT_S: Final = 5.0
@@ -47,6 +48,9 @@ class NamespaceView:
 
     def register_address(self, address: int, length_bytes: int, *, writable: bool, owner: object) -> RegisteredRegion:
         return self._initiator.register_address(address, length_bytes, writable=writable, owner=owner)
+
+    def register_dma_buf(self, memory: DmaBufRange, *, writable: bool, owner: object) -> RegisteredRegion:
+        return self._initiator.register_dma_buf(memory, writable=writable, owner=owner)
 
     def begin_read(self, nsid: int, lba: int, memory: Sequence[RegionPart], *, timeout_s: float) -> PendingTransfer:
         return self._initiator.begin_read(nsid, lba * self._factor, memory, timeout_s=timeout_s)

@@ -15,6 +15,7 @@ import numpy as np
 from meshfusion.dpu.api.liveness import hold_liveness
 from meshfusion.dpu.api.types import Access, Attachment, Namespace
 from meshfusion.host.kv.group_layout import GroupLayout
+from meshfusion.host.memory.host_memory import HostKvMemory
 from meshfusion.host.path.block import block_path
 from meshfusion.host.path.cpus import Cpus
 from meshfusion.host.path.data_path import DataPath
@@ -121,9 +122,8 @@ class PathOpener:
         return rdma_path(
             view,
             namespace.nsid,
-            self.memory,
+            HostKvMemory(self.memory, self.kernels),
             self.layout,
-            self.kernels,
             lba_bytes=namespace.lba_bytes,
             load_threads=self.load_threads,
             read_bytes=READ_BYTES,

@@ -17,17 +17,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Final, Protocol
 
-import numpy as np
-
 from meshfusion.host.kv.group_layout import GroupLayout
+from meshfusion.host.memory.kv_memory import KvMemory, Produced, Registrar
 from meshfusion.host.path.cpus import Cpus
 from meshfusion.host.path.data_path import DataPath
-from meshfusion.host.path.load_job import LoadJob, UnitFailure
+from meshfusion.host.path.load_job import LoadJob, UnitFailure, UnitRead
 from meshfusion.host.path.medium import WriteInDoubtError
 from meshfusion.host.path.proof import IsDigestRight, outcomes_of
 from meshfusion.host.path.shards import ShardWrite
 from meshfusion.host.path.spans import Span
-from meshfusion.jbof.digest import DigestKernels
 from meshfusion.jbof.errors import MeshFusionError, UnsupportedError
 from meshfusion.jbof.format import encode_chunk_header, header_lba_count
 from meshfusion.jbof.media.buffer import AlignedBuffer
@@ -36,23 +34,17 @@ from meshfusion.jbof.nvme.pending import FateUnknownError, PendingTransfer
 
 logger = logging.getLogger("meshfusion.path")
 
-Memory = np.ndarray[tuple[int], np.dtype[np.uint8]]
-
 SAVE_TIMEOUT_S: Final = 30.0
 _ALARM_S: Final = 10.0
 
 
-class NamespaceInitiator(Protocol):
+class NamespaceInitiator(Registrar, Protocol):
     """What is used of :class:`~meshfusion.jbof.nvme.initiator.Initiator`."""
 
     @property
     def max_descriptors(self) -> int:
         """Pieces of memory that one command may have."""
         ...
-
-    def register_address(
-        self, address: int, length_bytes: int, *, writable: bool, owner: object
-    ) -> RegisteredRegion: ...
 
     def begin_read(self, nsid: int, lba: int, memory: Sequence[RegionPart], *, timeout_s: float) -> PendingTransfer: ...
 
@@ -68,9 +60,8 @@ class NamespaceInitiator(Protocol):
 def rdma_path(
     initiator: NamespaceInitiator,
     nsid: int,
-    memory: Memory,
+    memory: KvMemory,
     layout: GroupLayout,
-    kernels: DigestKernels,
     *,
     lba_bytes: int,
     load_threads: int,
@@ -79,14 +70,16 @@ def rdma_path(
     cpus: Cpus | None = None,
     is_digest_right: IsDigestRight = operator.eq,
 ) -> DataPath:
-    """It owns ``initiator``. ``read_bytes``: what a load thread has under way; ``max_units``: of the largest shard.
+    """It owns ``initiator``, not ``memory``, which is closed after it.
+
+    ``read_bytes``: what a load thread has under way; ``max_units``: of the largest shard.
 
     Raises :class:`~meshfusion.jbof.errors.UnsupportedError` when the target cannot take commands for this layout, and
     what registering ``memory`` raises. The initiator is closed then.
     """
     try:
         check_layout(layout, lba_bytes, initiator.max_descriptors)
-        medium = RdmaMedium(initiator, nsid, memory, layout, kernels, lba_bytes, read_bytes, max_units, is_digest_right)
+        medium = RdmaMedium(initiator, nsid, memory, layout, lba_bytes, read_bytes, max_units, is_digest_right)
     except MeshFusionError:
         initiator.close(timeout_s=0.0)
         raise
@@ -112,9 +105,8 @@ class RdmaMedium:
         self,
         initiator: NamespaceInitiator,
         nsid: int,
-        memory: Memory,
+        memory: KvMemory,
         layout: GroupLayout,
-        kernels: DigestKernels,
         lba_bytes: int,
         read_bytes: int,
         max_units: int,
@@ -124,17 +116,16 @@ class RdmaMedium:
         self.nsid = nsid
         self.memory = memory
         self.layout = layout
-        self.kernels = kernels
         self.lba_bytes = lba_bytes
         self.max_units = max_units
         self.is_digest_right = is_digest_right
         unit_lbas = -(-layout.unit_bytes // lba_bytes)
         self.read_lbas = max(unit_lbas, read_bytes // lba_bytes)
-        self._region = register(initiator, memory)
         self._slack_bytes = unit_lbas * lba_bytes - layout.unit_bytes
         # What a unit's last block holds behind it: read to nowhere, written as zeros.
-        self._sink = register(initiator, AlignedBuffer(lba_bytes).array) if self._slack_bytes else None
-        self._zeros = register(initiator, AlignedBuffer(lba_bytes).array) if self._slack_bytes else None
+        self._sink = _buffer_region(initiator, AlignedBuffer(lba_bytes)) if self._slack_bytes else None
+        self._zeros = _buffer_region(initiator, AlignedBuffer(lba_bytes)) if self._slack_bytes else None
+        self._region = memory.register(initiator)  # last: nothing may fail from here on and leave it open
 
     def parts_to_read(self, block_id: int) -> list[RegionPart]:
         return self._parts(block_id, self._sink)
@@ -156,6 +147,9 @@ class RdmaMedium:
     def saver(self) -> RdmaSaver:
         return RdmaSaver(self)
 
+    def produced(self) -> Produced:
+        return self.memory.produced()
+
     def interrupt(self, deadline_s: float) -> None:
         """Ends what is under way, and every queue pair, so that loaders and savers that wait go on."""
         try:
@@ -164,7 +158,11 @@ class RdmaMedium:
             logger.exception("queue pairs are left that may still reach the engine's memory")
 
     def close(self) -> None:
-        """The regions went with the initiator."""
+        """The regions went with the initiator; that of the KV memory is not left to it, whoever the initiator is."""
+        try:
+            self._region.close()
+        except MeshFusionError:
+            logger.exception("the engine's memory stays registered until the initiator is closed")
 
 
 class RdmaLoader:
@@ -175,33 +173,40 @@ class RdmaLoader:
 
     def load(self, job: LoadJob, span: Span) -> list[UnitFailure | None]:
         """Each unit with commands of its own: what lies between units of a span is not read."""
-        medium = self._medium
         units = job.units[span.first : span.first + span.unit_count]
         if not job.enter():
             return [None] * len(units)  # abandoned: whatever we say about them is not heard
-        transfers: list[PendingTransfer] = []
         try:
-            for unit in units:
-                timeout_s = max(0.001, job.deadline_s - time.monotonic())
-                parts = medium.parts_to_read(unit.block_id)
-                transfers.append(medium.initiator.begin_read(medium.nsid, unit.lba, parts, timeout_s=timeout_s))
-            errors = [_error_of(transfer) for transfer in transfers]
-            digests = [
-                medium.kernels.digest_runs(
-                    medium.memory, medium.layout.run_offsets(unit.block_id), medium.layout.run_bytes
-                )
-                if error is None
-                else b""
-                for unit, error in zip(units, errors, strict=True)
-            ]
+            errors = self._read(units, job.deadline_s)
+            digests = self._digests(units, errors)
         finally:
-            _wait_memory_free(transfers)
             job.leave()
-        proven = outcomes_of(units, span.first, digests, medium.is_digest_right)
+        proven = outcomes_of(units, span.first, digests, self._medium.is_digest_right)
         return [
             outcome if error is None else UnitFailure(span.first + i, False, error.message)
             for i, (error, outcome) in enumerate(zip(errors, proven, strict=True))
         ]
+
+    def _read(self, units: Sequence[UnitRead], deadline_s: float) -> list[MeshFusionError | None]:
+        """When it returns nobody writes the blocks any more, and what was written there can be seen, wrong or right."""
+        medium = self._medium
+        transfers: list[PendingTransfer] = []
+        try:
+            for unit in units:
+                timeout_s = max(0.001, deadline_s - time.monotonic())
+                parts = medium.parts_to_read(unit.block_id)
+                transfers.append(medium.initiator.begin_read(medium.nsid, unit.lba, parts, timeout_s=timeout_s))
+            return [_error_of(transfer) for transfer in transfers]
+        finally:
+            _wait_memory_free(transfers)
+            medium.memory.arrived()
+
+    def _digests(self, units: Sequence[UnitRead], errors: Sequence[MeshFusionError | None]) -> list[bytes]:
+        """Empty for those that failed."""
+        medium = self._medium
+        read = [unit.block_id for unit, error in zip(units, errors, strict=True) if error is None]
+        found = iter(medium.memory.digests(medium.layout, read))
+        return [next(found) if error is None else b"" for error in errors]
 
     def close(self) -> None: ...
 
@@ -212,15 +217,12 @@ class RdmaSaver:
     def __init__(self, medium: RdmaMedium) -> None:
         self._medium = medium
         self._header = AlignedBuffer(header_lba_count(medium.max_units, medium.lba_bytes) * medium.lba_bytes)
-        self._header_region = register(medium.initiator, self._header.array)
+        self._header_region = _buffer_region(medium.initiator, self._header)
 
     def write(self, shard: ShardWrite) -> tuple[bytes, ...]:
         medium = self._medium
-        layout = medium.layout
-        digests = tuple(
-            medium.kernels.digest_runs(medium.memory, layout.run_offsets(block_id), layout.run_bytes)
-            for block_id in shard.block_ids
-        )
+        shard.produced.wait(SAVE_TIMEOUT_S)
+        digests = tuple(medium.memory.digests(medium.layout, shard.block_ids))
         header = encode_chunk_header(replace(shard.header, unit_digests=digests), medium.lba_bytes)
         self._header.view[: len(header)] = header
         memory = [self._header_region.part(0, len(header))]
@@ -242,7 +244,8 @@ class RdmaSaver:
     def close(self) -> None: ...
 
 
-def register(initiator: NamespaceInitiator, array: Memory) -> RegisteredRegion:
+def _buffer_region(initiator: NamespaceInitiator, buffer: AlignedBuffer) -> RegisteredRegion:
+    array = buffer.array
     return initiator.register_address(array.ctypes.data, array.nbytes, writable=True, owner=array)
 
 

@@ -6,6 +6,8 @@ import enum
 from dataclasses import dataclass
 
 from meshfusion.dpu.api.types import Extent
+from meshfusion.host.memory.host_memory import ALREADY_PRODUCED
+from meshfusion.host.memory.kv_memory import Produced
 from meshfusion.jbof.format import ChunkHeader
 
 
@@ -13,13 +15,15 @@ from meshfusion.jbof.format import ChunkHeader
 class ShardWrite:
     """Write one chunk's shard: its header and the units held in ``block_ids``, at ``extent``.
 
-    ``save_id`` comes back with the outcome: the run and the chunk of it.
+    ``save_id`` comes back with the outcome: the run and the chunk of it. ``produced``: when the blocks may be read; the
+    path that the write is given to sets it.
     """
 
     save_id: tuple[int, int]
     extent: Extent
     header: ChunkHeader  # without digests; they are computed here
     block_ids: tuple[int, ...]
+    produced: Produced = ALREADY_PRODUCED
 
 
 class WriteFate(enum.Enum):

@@ -16,6 +16,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from meshfusion.host.kv.group_layout import GroupLayout
+from meshfusion.host.memory.host_memory import ALREADY_PRODUCED
+from meshfusion.host.memory.kv_memory import Produced
 from meshfusion.host.path.cpus import Cpus
 from meshfusion.host.path.data_path import DataPath
 from meshfusion.host.path.load_job import LoadJob, UnitFailure
@@ -71,6 +73,9 @@ class StagedMedium:
 
     def saver(self) -> StagedSaver:
         return StagedSaver(self)
+
+    def produced(self) -> Produced:
+        return ALREADY_PRODUCED
 
     def interrupt(self, deadline_s: float) -> None:
         """A read or write of a file cannot be interrupted; its memory is ours."""

@@ -35,6 +35,7 @@ from meshfusion.jbof.nvme.memory import RegionPart, RegisteredRegion
 from meshfusion.jbof.nvme.pending import PendingRequest, PendingTransfer
 from meshfusion.jbof.nvme.poller import Call, Poller
 from meshfusion.jbof.nvme.rdma import RdmaTransport, Transport, array_region
+from meshfusion.jbof.nvme.registration import AddressRange, DmaBufRange
 from meshfusion.jbof.nvme.session import MIN_ADMIN_SCRATCH, Session
 from meshfusion.jbof.nvme.settings import ControllerSettings
 from meshfusion.jbof.nvme.transfer_effects import (
@@ -142,7 +143,11 @@ class Initiator:
 
     def register_address(self, address: int, length_bytes: int, *, writable: bool, owner: object) -> RegisteredRegion:
         """The same for memory of ``owner``, which must stay where it is."""
-        return self._transport.register(address, length_bytes, writable=writable, owner=owner)
+        return self._transport.register(AddressRange(address, length_bytes), writable=writable, owner=owner)
+
+    def register_dma_buf(self, memory: DmaBufRange, *, writable: bool, owner: object) -> RegisteredRegion:
+        """The same for a dma-buf. Raises :class:`~meshfusion.jbof.errors.UnsupportedError` where there is no way to."""
+        return self._transport.register(memory, writable=writable, owner=owner)
 
     # ---- transfers -----------------------------------------------------------------------------------------------
 

@@ -1,4 +1,19 @@
-"""Registered memory: what targets may reach, for how long, and who says so."""
+"""Registered memory: what targets may reach, for how long, and who says so.
+
+Who may use a key, and until when:
+
+- *Whom.* A key opens its bytes to the queue pairs of the protection domain that it was made in, and to no others: the
+  device checks that. Each transport has a protection domain of its own, so a key that was told to one target is worth
+  nothing to another, nor to another worker's connections.
+- *What.* The bytes that were registered, and writing only where that was asked for: the device checks that, too.
+- *Until when.* The key is dead when :meth:`RegisteredRegion.close` or :meth:`RegisteredRegion.revoke` returns, for then
+  the device has no such region. Closing is refused while a transfer may use the memory; revoking is for the end of an
+  association, when its queue pairs are destroyed. What cannot be ended is not said to be: both raise then.
+
+Memory windows would scope keys to the blocks of one command, and would let the target invalidate them with its answer;
+a region's own key cannot be invalidated so. They cost a bind for each command and are not used: a target is trusted
+with the memory that its hosts registered for it, and what it wrote is proven (rule 4).
+"""
 
 from __future__ import annotations
 
@@ -76,9 +91,18 @@ class RegisteredRegion:
                     f"{self.remote.address:#x}",
                     next_step="Wait until they have ended and their memory is free.",
                 )
-            self._deregister()
-            self._is_closed = True
-            self._owner = None
+            self._end()
+
+    def revoke(self) -> None:
+        """End all access whatever uses are counted: for when no queue pair is left that could. Again is no error."""
+        with self._lock:
+            if not self._is_closed:
+                self._end()
+
+    def _end(self) -> None:
+        self._deregister()
+        self._is_closed = True
+        self._owner = None
 
 
 class RegionScratch:

@@ -7,9 +7,11 @@ that memory registered once serves every queue, also after a reconnection.
 
 from __future__ import annotations
 
+import itertools
 import select
 import socket
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -20,6 +22,7 @@ from meshfusion.jbof.nvme.memory import RegionScratchPool, RegisteredRegion
 from meshfusion.jbof.nvme.rdma_events import EventChannel
 from meshfusion.jbof.nvme.rdma_link import RESOLVE_TIMEOUT_MS, LinkState, RdmaLink
 from meshfusion.jbof.nvme.rdma_queue_pair import Device
+from meshfusion.jbof.nvme.registration import AddressRange, MemoryRange, deregister, register_range
 from meshfusion.jbof.nvme.sgl import DESCRIPTOR_BYTES, MAX_LIST_DESCRIPTORS, RemoteMemory
 from meshfusion.jbof.nvme.transport import (
     SCRATCH_BYTES,
@@ -57,12 +60,12 @@ class Transport(Protocol):
         """Every link is dead."""
         ...
 
-    def register(self, address: int, length_bytes: int, *, writable: bool, owner: object) -> RegisteredRegion: ...
+    def register(self, memory: MemoryRange, *, writable: bool, owner: object) -> RegisteredRegion: ...
 
     def scratch_pool(self, count: int) -> ScratchPool: ...
 
     def close(self) -> None:
-        """When all links are dead. Ends all registrations."""
+        """When all links are dead. Ends all registrations: no key that was given out opens anything any more."""
         ...
 
 
@@ -80,7 +83,8 @@ class RdmaTransport:
         self._poller = select.poll()
         self._by_fd: dict[int, RdmaLink] = {}
         self._next_connection_poll_s = 0.0
-        self._scratch: list[RegisteredRegion] = []
+        self._regions: dict[int, RegisteredRegion] = {}  # that are open
+        self._region_numbers = itertools.count()
         where = f"{address} port {service}"
         # Holds the device open: librdmacm closes what no connection uses, and with it all that is registered there.
         self._anchor_channel = EventChannel(verbs)
@@ -153,35 +157,40 @@ class RdmaTransport:
 
     # ---- memory --------------------------------------------------------------------------------------------------
 
-    def register(self, address: int, length_bytes: int, *, writable: bool, owner: object) -> RegisteredRegion:
+    def register(self, memory: MemoryRange, *, writable: bool, owner: object) -> RegisteredRegion:
         """Let targets read, and if ``writable`` write, these bytes. ``owner`` is what keeps them where they are.
 
-        Raises :class:`~meshfusion.jbof.errors.MediaError` when the device or a limit of the system does not allow it.
+        Raises what :func:`~meshfusion.jbof.nvme.registration.register_range` raises.
         """
-        verbs = self._verbs
-        access = verbs.IBV_ACCESS_REMOTE_READ
-        if writable:
-            access |= verbs.IBV_ACCESS_LOCAL_WRITE | verbs.IBV_ACCESS_REMOTE_WRITE
-        try:
-            region = verbs.MR(self._device.pd, length_bytes, access, address=address)
-        except verbs.PyverbsError as error:
-            raise MediaError(
-                f"{length_bytes} bytes at {address:#x} cannot be registered with {self.device_name}: {error}",
-                next_step="Raise the limit on locked memory (ulimit -l), or register less.",
-            ) from error
-        return RegisteredRegion(RemoteMemory(address, length_bytes, region.rkey), (owner, region), region.close)
+        made = register_range(self._verbs, self._device.pd, memory, writable=writable, device_name=self.device_name)
+        remote = RemoteMemory(memory.first_iova, memory.length_bytes, made.rkey)
+        number = next(self._region_numbers)
+        self._regions[number] = RegisteredRegion(remote, owner, partial(self._deregister, number, made.mr))
+        return self._regions[number]
+
+    def _deregister(self, number: int, mr: Any) -> None:
+        deregister(self._verbs, mr)
+        self._regions.pop(number)
 
     def scratch_pool(self, count: int) -> RegionScratchPool:
         buffer = np.zeros(count * SCRATCH_BYTES, np.uint8)
-        region = self.register(buffer.ctypes.data, buffer.nbytes, writable=True, owner=buffer)
-        self._scratch.append(region)
-        return RegionScratchPool(region, buffer)
+        memory = AddressRange(buffer.ctypes.data, buffer.nbytes)
+        return RegionScratchPool(self.register(memory, writable=True, owner=buffer), buffer)
 
     def close(self) -> None:
-        """Regions that are still open are closed with it: no queue pair is left that could reach them."""
+        """Regions that are still open are revoked: no queue pair is left that could reach them.
+
+        Raises :class:`~meshfusion.jbof.errors.MediaError` when one cannot be, after all others. The device stays open.
+        """
         assert not self._links, "links are to be dead first"
-        for region in self._scratch:
-            region.close()
+        errors: list[MediaError] = []
+        for region in list(self._regions.values()):
+            try:
+                region.revoke()
+            except MediaError as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
         self._device.pd.close()
         self._close_anchor()
 
@@ -208,4 +217,5 @@ def array_region(transport: Transport, array: NDArray[Any]) -> RegisteredRegion:
             f"an array of shape {array.shape} and strides {array.strides} does not lie in one piece",
             next_step="Register the array that it is a view of, or a copy (numpy.ascontiguousarray).",
         )
-    return transport.register(array.ctypes.data, array.nbytes, writable=bool(array.flags.writeable), owner=array)
+    memory = AddressRange(array.ctypes.data, array.nbytes)
+    return transport.register(memory, writable=bool(array.flags.writeable), owner=array)

@@ -16,6 +16,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from meshfusion.host.memory.host_memory import HostKvMemory
 from meshfusion.host.path.data_path import DataPath
 from meshfusion.host.path.load_job import LoadJob, LoadResult
 from meshfusion.host.path.rdma import rdma_path
@@ -54,9 +55,8 @@ def opened(kv: KvMemory, address: str, **settings: Any) -> tuple[DataPath, Initi
     path = rdma_path(
         initiator,
         NSID,
-        kv.memory,
+        HostKvMemory(kv.memory, KERNELS),
         kv.layout,
-        KERNELS,
         lba_bytes=LBA_BYTES,
         load_threads=2,
         read_bytes=2 << 20,

@@ -11,6 +11,8 @@ from meshfusion.host.path.rdma import NamespaceInitiator
 from meshfusion.jbof.errors import MeshFusionError, UnsupportedError
 from meshfusion.jbof.nvme.controller_effects import ControllerEvent
 from meshfusion.jbof.nvme.inventory import Inventory
+from meshfusion.jbof.nvme.memory import RegisteredRegion
+from meshfusion.jbof.nvme.registration import AddressRange, DmaBufRange
 
 logger = logging.getLogger("meshfusion.path")
 
@@ -64,11 +66,16 @@ class Link:
     def register(self, initiator: PathInitiator, regions: Iterable[SharedRegion]) -> None:
         """Raises what registering raises."""
         for region in regions:
-            memory = region.remote
-            made = initiator.register_address(
-                memory.address, memory.length_bytes, writable=region.writable, owner=region.memory_owner
-            )
-            region.put(self.path, made)
+            region.put(self.path, _register(initiator, region))
+
+
+def _register(initiator: PathInitiator, region: SharedRegion) -> RegisteredRegion:
+    writable, owner = region.writable, region.memory_owner
+    match region.memory:
+        case AddressRange(address, length_bytes):
+            return initiator.register_address(address, length_bytes, writable=writable, owner=owner)
+        case DmaBufRange() as memory:
+            return initiator.register_dma_buf(memory, writable=writable, owner=owner)
 
 
 def check_descriptors(link: Link, initiator: PathInitiator, needed: int) -> None:

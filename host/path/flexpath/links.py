@@ -11,6 +11,7 @@ from meshfusion.host.path.flexpath.regions import SharedRegion
 from meshfusion.host.path.flexpath.requests import NoPathError
 from meshfusion.jbof.errors import MeshFusionError
 from meshfusion.jbof.nvme.controller_effects import ControllerEvent
+from meshfusion.jbof.nvme.registration import MemoryRange
 
 logger = logging.getLogger("meshfusion.path")
 
@@ -65,19 +66,24 @@ class Links:
         """Its initiator does not try any more: another one will be opened."""
         self._links[path].is_given_up = True
 
-    def register(self, address: int, length_bytes: int, *, writable: bool, owner: object) -> SharedRegion:
-        """With every path, also those to come. Raises what one that is there raises."""
-        region = SharedRegion(address, length_bytes, writable=writable, owner=owner, forget=self._forget)
-        with self._lock:
-            for link in self._links:
-                if link.initiator is not None:
-                    link.register(link.initiator, [region])
-            self._regions.append(region)
+    def register(self, memory: MemoryRange, *, writable: bool, owner: object) -> SharedRegion:
+        """With every path, also those to come. Raises what one that is there raises; none can reach it then."""
+        region = SharedRegion(memory, writable=writable, owner=owner, forget=self._forget)
+        try:
+            with self._lock:
+                for link in self._links:
+                    if link.initiator is not None:
+                        link.register(link.initiator, [region])
+                self._regions.append(region)
+        except MeshFusionError:
+            region.close()
+            raise
         return region
 
     def _forget(self, region: SharedRegion) -> None:
         with self._lock:
-            self._regions.remove(region)
+            if region in self._regions:
+                self._regions.remove(region)
 
     def close(self, *, timeout_s: float) -> None:
         """All at once; again is no error. Raises the first error when all have ended."""

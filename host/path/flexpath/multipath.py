@@ -37,6 +37,7 @@ from meshfusion.jbof.nvme.controller_effects import (
 )
 from meshfusion.jbof.nvme.memory import RegionPart, RegisteredRegion
 from meshfusion.jbof.nvme.pending import PendingTransfer
+from meshfusion.jbof.nvme.registration import AddressRange, DmaBufRange
 from meshfusion.jbof.nvme.transfer_effects import (
     TransferDone,
     TransferEffect,
@@ -111,7 +112,11 @@ class Multipath:
 
     def register_address(self, address: int, length_bytes: int, *, writable: bool, owner: object) -> RegisteredRegion:
         """With every path, also those to come. Raises what one that is there raises."""
-        return self._links.register(address, length_bytes, writable=writable, owner=owner)
+        return self._links.register(AddressRange(address, length_bytes), writable=writable, owner=owner)
+
+    def register_dma_buf(self, memory: DmaBufRange, *, writable: bool, owner: object) -> RegisteredRegion:
+        """The same. Its file descriptor must stay open until the region is closed: paths may come at any time."""
+        return self._links.register(memory, writable=writable, owner=owner)
 
     def begin_read(self, nsid: int, lba: int, memory: Sequence[RegionPart], *, timeout_s: float) -> PendingTransfer:
         return self._begin(Kind.READ, nsid, lba, memory, timeout_s)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from meshfusion.jbof.nvme.memory import RegionPart, RegisteredRegion
+from meshfusion.jbof.nvme.registration import MemoryRange
 from meshfusion.jbof.nvme.sgl import RemoteMemory
 
 _NO_KEY = 0  # what a target is told comes from the region of the path that is taken
@@ -17,9 +18,10 @@ class SharedRegion(RegisteredRegion):
     """
 
     def __init__(
-        self, address: int, length_bytes: int, *, writable: bool, owner: object, forget: Callable[[SharedRegion], None]
+        self, memory: MemoryRange, *, writable: bool, owner: object, forget: Callable[[SharedRegion], None]
     ) -> None:
-        super().__init__(RemoteMemory(address, length_bytes, _NO_KEY), owner, self._close_all)
+        super().__init__(RemoteMemory(memory.first_iova, memory.length_bytes, _NO_KEY), owner, self._close_all)
+        self.memory = memory
         self.writable = writable
         self.memory_owner = owner
         self._forget = forget

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from meshfusion.host.memory.host_memory import HostKvMemory
 from meshfusion.host.path.data_path import DataPath
 from meshfusion.host.path.load_job import UnitRead
 from meshfusion.host.path.rdma import rdma_path
@@ -36,9 +37,8 @@ class Rig:
         self.path: DataPath = rdma_path(
             namespace,
             NSID,
-            kv.memory,
+            HostKvMemory(kv.memory, kernels),
             kv.layout,
-            kernels,
             lba_bytes=LBA_BYTES,
             load_threads=options.pop("load_threads", 2),
             read_bytes=options.pop("read_bytes", 64 << 10),

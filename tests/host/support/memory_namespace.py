@@ -8,10 +8,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from meshfusion.jbof.errors import MediaError, MeshFusionError
+from meshfusion.jbof.errors import MediaError, MeshFusionError, UnsupportedError
 from meshfusion.jbof.format import LBA_BYTES
 from meshfusion.jbof.nvme.memory import RegionPart, RegisteredRegion
 from meshfusion.jbof.nvme.pending import PendingTransfer
+from meshfusion.jbof.nvme.registration import AddressRange, DmaBufRange, MemoryRange
 from meshfusion.jbof.nvme.sgl import RemoteMemory
 
 NSID = 7
@@ -37,6 +38,7 @@ class MemoryNamespace:
     medium: bytearray = field(init=False)
     held: list[Held] = field(default_factory=list)
     log: list[tuple[str, int]] = field(default_factory=list)
+    regions: list[RegisteredRegion] = field(default_factory=list)
     is_closed: bool = False
     waiting: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
 
@@ -46,8 +48,17 @@ class MemoryNamespace:
 
     def register_address(self, address: int, length_bytes: int, *, writable: bool, owner: object) -> RegisteredRegion:
         assert writable
+        return self.new_region(AddressRange(address, length_bytes), owner)
+
+    def new_region(self, memory: MemoryRange, owner: object) -> RegisteredRegion:
         self._next_key += 1
-        return RegisteredRegion(RemoteMemory(address, length_bytes, self._next_key), owner, lambda: None)
+        remote = RemoteMemory(memory.first_iova, memory.length_bytes, self._next_key)
+        region = RegisteredRegion(remote, owner, lambda: None)
+        self.regions.append(region)
+        return region
+
+    def register_dma_buf(self, memory: DmaBufRange, *, writable: bool, owner: object) -> RegisteredRegion:
+        raise UnsupportedError("a namespace in memory has no dma-bufs", next_step="none")
 
     def begin_read(self, nsid: int, lba: int, memory: Sequence[RegionPart], *, timeout_s: float) -> PendingTransfer:
         return self._begin("read", nsid, lba, memory, timeout_s)
@@ -68,6 +79,14 @@ class MemoryNamespace:
             held.pending.doubt(gone())
             held.pending.free_memory()
         self.held.clear()
+        for region in self.regions:
+            region.revoke()
+
+    def rdma_write(self, remote: RemoteMemory, data: bytes) -> None:
+        ctypes.memmove(remote.address, data, remote.length_bytes)
+
+    def rdma_read(self, remote: RemoteMemory) -> bytes:
+        return ctypes.string_at(remote.address, remote.length_bytes)
 
     def _begin(self, what: str, nsid: int, lba: int, memory: Sequence[RegionPart], timeout_s: float) -> PendingTransfer:
         assert nsid == NSID
@@ -79,10 +98,9 @@ class MemoryNamespace:
             at = lba * LBA_BYTES
             for remote in remotes:
                 if what == "read":
-                    data = bytes(self.medium[at : at + remote.length_bytes])
-                    ctypes.memmove(remote.address, data, remote.length_bytes)
+                    self.rdma_write(remote, bytes(self.medium[at : at + remote.length_bytes]))
                 else:
-                    self.medium[at : at + remote.length_bytes] = ctypes.string_at(remote.address, remote.length_bytes)
+                    self.medium[at : at + remote.length_bytes] = self.rdma_read(remote)
                 at += remote.length_bytes
 
         if self.is_closed:
@@ -93,7 +111,11 @@ class MemoryNamespace:
             self.held.append(Held(pending, land))
             self.waiting.release()
         else:
-            land()
+            try:
+                land()
+            except AssertionError:
+                pending.end(gone())
+                raise
             pending.end()
         return pending
 

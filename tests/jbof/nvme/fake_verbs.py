@@ -8,7 +8,9 @@ from typing import Any
 
 
 class FakeVerbsError(Exception):
-    error_code = 5
+    def __init__(self, message: str, error_code: int = 5) -> None:
+        super().__init__(message)
+        self.error_code = error_code
 
 
 class FakeVerbs:
@@ -37,11 +39,12 @@ class FakeVerbs:
         self.dev_name = "rxe0"
         self.address: dict[str, Any] = {}
         self.access = 0
+        self.error_code = 5  # of what fails
         self.capsules: FakeMr
 
     def do(self, what: str) -> None:
         if what in self.fails:
-            raise FakeVerbsError(f"{what} failed")
+            raise FakeVerbsError(f"{what} failed", self.error_code)
         self.log.append(what)
 
     # The names below are pyverbs'.
@@ -69,6 +72,11 @@ class FakeVerbs:
     def MR(self, pd: Any, length: int, access: int, address: int = 0) -> FakeMr:
         if address:
             self.do("register")
+        self.access = access
+        return FakeMr(self, length)
+
+    def DmaBufMR(self, pd: Any, length: int, access: int, dmabuf: int, offset: int) -> FakeMr:
+        self.do(f"register dma-buf {dmabuf} from {offset}")
         self.access = access
         return FakeMr(self, length)
 
@@ -136,6 +144,7 @@ class FakeCompletion:
 class FakeMr:
     def __init__(self, verbs: FakeVerbs, length: int) -> None:
         self._verbs = verbs
+        self.is_closed = False
         self.data = bytearray(length)
         self.buf, self.lkey, self.rkey = id(self.data), 1, 2
         self.name = "capsules" if length > 4096 else "responses"
@@ -149,7 +158,10 @@ class FakeMr:
         return self._verbs.received[1 << 32 | offset // 16].ljust(length, b"\0")
 
     def close(self) -> None:
-        self._verbs.do(f"close {self.name}")
+        """As pyverbs': a second time is no error."""
+        if not self.is_closed:
+            self._verbs.do(f"close {self.name}")
+            self.is_closed = True
 
 
 class FakeCq:

@@ -43,6 +43,20 @@ def test_closing_waits_for_every_use() -> None:
         made.acquire()
 
 
+def test_revoking_does_not_wait_and_counts_go_on() -> None:
+    log: list[str] = []
+    made = region(log=log)
+    made.acquire()
+    made.revoke()
+    made.revoke()
+    assert (log, made.is_closed, made.use_count) == (["deregistered"], True, 1)
+    with pytest.raises(AssertionError):
+        made.acquire()
+    made.release()
+    made.close()
+    assert log == ["deregistered"]
+
+
 def test_a_transfer_holds_its_regions_until_its_memory_is_free() -> None:
     made = region()
     pending = PendingTransfer([made.part(0, 10), made.part(20, 10)], 0.0)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import time
 from typing import Any
 
 import numpy as np
 import pytest
 
-from meshfusion.jbof.errors import ConfigError, MediaError
+from meshfusion.jbof.errors import ConfigError, MediaError, UnsupportedError
 from meshfusion.jbof.nvme import rdma
 from meshfusion.jbof.nvme.memory import MemoryInUseError
 from meshfusion.jbof.nvme.rdma import RdmaTransport, array_region
 from meshfusion.jbof.nvme.rdma_link import LinkState
+from meshfusion.jbof.nvme.registration import AddressRange, DmaBufRange
+from meshfusion.jbof.nvme.sgl import RemoteMemory
 from meshfusion.jbof.nvme.transport import KillLink, LinkBroken, LinkDead, OpenLink, PostCapsule
 from tests.jbof.nvme.fake_verbs import FakeVerbs
 
@@ -131,6 +134,60 @@ def test_memory_that_cannot_be_registered(verbs: FakeVerbs) -> None:
     verbs.fails.add("register")
     with pytest.raises(MediaError, match="ulimit"):
         array_region(transport, np.zeros(8))
+
+
+def test_a_dma_buf_is_addressed_by_its_offset(verbs: FakeVerbs) -> None:
+    transport = new_transport()
+    owner = object()
+    region = transport.register(DmaBufRange(9, 4100, 800), writable=True, owner=owner)
+    assert verbs.log[-1] == "register dma-buf 9 from 4100"
+    assert verbs.access == 1 | 2 | 4
+    assert region.remote == RemoteMemory(4100, 800, 2)
+    assert region.part(10, 20).remote == RemoteMemory(4110, 20, 2)
+
+
+def test_a_device_that_takes_no_dma_bufs(verbs: FakeVerbs) -> None:
+    transport = new_transport()
+    verbs.fails.add("register dma-buf 9 from 0")
+    with pytest.raises(MediaError, match="100 bytes at 0 of a dma-buf cannot be registered with rxe0"):
+        transport.register(DmaBufRange(9, 0, 100), writable=True, owner=None)
+    verbs.error_code = errno.EOPNOTSUPP  # what Linux' soft-RoCE answers
+    with pytest.raises(UnsupportedError, match="rxe0 cannot register dma-bufs"):
+        transport.register(DmaBufRange(9, 0, 100), writable=True, owner=None)
+    transport.close()
+
+
+def test_closing_revokes_every_key_before_the_device_goes(verbs: FakeVerbs) -> None:
+    transport = new_transport()
+    kept, given_up = (array_region(transport, np.zeros(8)) for _ in range(2))
+    dma_buf = transport.register(DmaBufRange(9, 0, 8000), writable=True, owner=None)
+    given_up.close()
+    kept.acquire()  # a transfer in doubt, whose queue pair is dead
+    del verbs.log[:]
+    transport.close()
+    assert verbs.log == ["close responses", "close capsules", "close pd", "close cmid", "close channel"]
+    assert [region.is_closed for region in (kept, given_up, dma_buf)] == [True, True, True]
+    with pytest.raises(AssertionError, match="closed"):
+        dma_buf.acquire()
+    kept.release()
+    kept.close()
+
+
+def test_a_key_that_cannot_be_revoked_is_not_said_to_be(verbs: FakeVerbs) -> None:
+    transport = new_transport()
+    stuck = transport.register(AddressRange(0x1000, 8), writable=True, owner=None)
+    other = transport.register(AddressRange(0x2000, 8000), writable=True, owner=None)
+    verbs.fails.add("close responses")
+    with pytest.raises(MediaError, match="does not end access"):
+        stuck.close()
+    with pytest.raises(MediaError, match="does not end access"):
+        transport.close()
+    assert (stuck.is_closed, other.is_closed) == (False, True)
+    assert "close pd" not in verbs.log
+    verbs.fails.clear()
+    transport.close()
+    assert stuck.is_closed
+    assert "close pd" in verbs.log
 
 
 def test_scratch_memory_goes_with_the_transport(verbs: FakeVerbs) -> None:

@@ -20,7 +20,7 @@ NAMES = {
 CLASSES = {
     "cmid": "AddrInfo CMEvent CMEventChannel CMID ConnParam",
     "cq": "CQ",
-    "mr": "MR",
+    "mr": "DmaBufMR MR",
     "pd": "PD",
     "qp": "QP QPAttr QPCap QPInitAttr",
     "wr": "RecvWR SendWR SGE",

@@ -18,6 +18,7 @@ from meshfusion.jbof.nvme.controller_effects import (
 from meshfusion.jbof.nvme.inventory import Inventory
 from meshfusion.jbof.nvme.logs import AnaState
 from meshfusion.jbof.nvme.memory import RegisteredRegion
+from meshfusion.jbof.nvme.registration import AddressRange, DmaBufRange, MemoryRange
 from meshfusion.jbof.nvme.sgl import RemoteMemory
 from tests.host.path.flexpath.inventories import inventory_of
 from tests.host.support.memory_namespace import NSID, MemoryNamespace, gone
@@ -32,6 +33,7 @@ class FakePath(MemoryNamespace):
     inventory: Inventory = field(default_factory=lambda: inventory_of(NSID, NGUID))
     on_event: OnEvent = lambda event: None
     first_key: int = 0
+    takes_dma_bufs: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -39,10 +41,20 @@ class FakePath(MemoryNamespace):
         self.keys: set[int] = set()
 
     def register_address(self, address: int, length_bytes: int, *, writable: bool, owner: object) -> RegisteredRegion:
+        return self.new_region(AddressRange(address, length_bytes), owner)
+
+    def register_dma_buf(self, memory: DmaBufRange, *, writable: bool, owner: object) -> RegisteredRegion:
+        if not self.takes_dma_bufs:
+            return super().register_dma_buf(memory, writable=writable, owner=owner)
+        return self.new_region(memory, owner)
+
+    def new_region(self, memory: MemoryRange, owner: object) -> RegisteredRegion:
         self._next_key += 1
         key = self._next_key
         self.keys.add(key)
-        return RegisteredRegion(RemoteMemory(address, length_bytes, key), owner, lambda: self.keys.discard(key))
+        remote = RemoteMemory(memory.first_iova, memory.length_bytes, key)
+        self.regions.append(RegisteredRegion(remote, owner, lambda: self.keys.discard(key)))
+        return self.regions[-1]
 
     def _begin(self, what: str, nsid: int, lba: int, memory: Any, timeout_s: float) -> Any:
         assert {part.remote.rkey for part in memory} <= self.keys, "memory of another path"

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from meshfusion.host.memory.host_memory import HostKvMemory
 from meshfusion.host.path.flexpath.multipath import Multipath
 from meshfusion.host.path.flexpath.settings import SpreadSettings
 from meshfusion.host.path.rdma import rdma_path
@@ -24,12 +25,12 @@ class PathsRig(Rig):
         self.kv = aligned()
         self.kv.fill(3)
         self.fabric = Fabric(2, 4 << 20)
+        self.paths = Multipath(self.fabric.specs(), SpreadSettings())
         self.path = rdma_path(
-            Multipath(self.fabric.specs(), SpreadSettings()),
+            self.paths,
             NSID,
-            self.kv.memory,
+            HostKvMemory(self.kv.memory, kernels),
             self.kv.layout,
-            kernels,
             lba_bytes=LBA_BYTES,
             load_threads=2,
             read_bytes=64 << 10,
@@ -90,6 +91,14 @@ def test_blocks_are_kept_until_the_lost_path_cannot_write_them(rig: PathsRig) ->
     held.land()
     held.pending.free_memory()
     assert [failure.index for failure in wait(job).failures] == [0]
+
+
+def test_memory_of_all_paths_is_given_up_with_the_path(kernels: DigestKernels) -> None:
+    made = PathsRig(kernels)
+    (kept,) = (region for region in made.paths._links._regions if region.remote.length_bytes == made.kv.memory.nbytes)
+    assert made.path.close()
+    assert kept.is_closed
+    assert kept.memory_owner is None
 
 
 def test_a_save_over_a_path_that_is_lost_is_in_doubt(rig: PathsRig) -> None:

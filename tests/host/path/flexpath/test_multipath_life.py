@@ -11,9 +11,10 @@ import pytest
 from meshfusion.host.path.flexpath.requests import NoPathError
 from meshfusion.host.path.flexpath.settings import SpreadSettings
 from meshfusion.host.path.flexpath.spread import Spread
-from meshfusion.jbof.errors import MediaError
+from meshfusion.jbof.errors import MediaError, UnsupportedError
 from meshfusion.jbof.nvme.logs import AnaState
 from meshfusion.jbof.nvme.pending import FateUnknownError
+from meshfusion.jbof.nvme.registration import DmaBufRange
 from tests.host.path.flexpath.fake_path import NSID, Fabric
 from tests.host.path.flexpath.multipath_rig import BLOCK, Rig, rig, soon
 
@@ -66,6 +67,29 @@ def test_a_path_that_is_not_there_at_first_joins_with_all_memory() -> None:
         assert {number for number, _, _ in r.fabric.log} <= {1}
         r.read().wait()
         assert (0, "read", 0) in r.fabric.log
+
+
+def test_a_dma_buf_is_registered_with_every_path_and_those_to_come() -> None:
+    with rig(2, fabric=Fabric(2, takes_dma_bufs=True, max_descriptors=4)) as r:
+        region = r.paths.register_dma_buf(DmaBufRange(9, 0x1000, 64), writable=True, owner=object())
+        for number in (0, 1):
+            assert r.fabric.path(number).regions[-1].remote.address == 0x1000
+        old = r.fabric.path(1)
+        old.give_up()
+        soon(lambda: r.fabric.path(1) is not old and len(r.fabric.path(1).regions) == 2, "for the path")
+        assert r.fabric.path(1).regions[-1].remote.address == 0x1000
+        region.close()
+        assert all(r.fabric.path(number).regions[-1].is_closed for number in (0, 1))
+
+
+def test_memory_that_one_path_cannot_register_is_left_with_none() -> None:
+    fabric = Fabric(2, max_descriptors=4)
+    fabric.options[0]["takes_dma_bufs"] = True
+    with rig(2, fabric=fabric) as r:
+        with pytest.raises(UnsupportedError):
+            r.paths.register_dma_buf(DmaBufRange(9, 0x1000, 64), writable=True, owner=object())
+        assert [region.is_closed for region in r.fabric.path(0).regions] == [False, True]
+        r.read().wait()
 
 
 def test_a_path_that_was_given_up_is_opened_anew() -> None:

@@ -22,6 +22,7 @@ from meshfusion.jbof.nvme.inventory import Inventory
 from meshfusion.jbof.nvme.logs import AnaState
 from meshfusion.jbof.nvme.memory import MemoryInUseError, RegisteredRegion
 from meshfusion.jbof.nvme.namespaces import NamespaceIds
+from meshfusion.jbof.nvme.registration import AddressRange
 from meshfusion.jbof.nvme.sgl import RemoteMemory
 from tests.host.path.flexpath.inventories import namespace
 
@@ -141,7 +142,7 @@ def test_what_cannot_be_used_or_has_other_blocks_is_left_out() -> None:
 
 
 def shared(log: list[object]) -> SharedRegion:
-    region = SharedRegion(0x1000, 100, writable=True, owner=object(), forget=log.append)
+    region = SharedRegion(AddressRange(0x1000, 100), writable=True, owner=object(), forget=log.append)
     for path in (0, 1):
         # A dma-buf is addressed by an offset, so paths may differ in the address too.
         remote = RemoteMemory(0x1000 * (1 - path), 100, 70 + path)

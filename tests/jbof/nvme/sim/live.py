@@ -10,6 +10,7 @@ from collections import Counter
 import numpy as np
 
 from meshfusion.jbof.nvme.memory import RegionScratchPool, RegisteredRegion
+from meshfusion.jbof.nvme.registration import AddressRange, MemoryRange
 from meshfusion.jbof.nvme.sgl import RemoteMemory
 from meshfusion.jbof.nvme.transport import SCRATCH_BYTES, KillLink, LinkEvent, TransportEffect
 from tests.jbof.nvme.sim.fabric import Clock, Fabric
@@ -48,6 +49,7 @@ class LiveTransport:
         self._events: list[LinkEvent] = []
         self.fabric.tell = self._events.append
         self._next_key = 100
+        self._registered: list[RegisteredRegion] = []
 
     def carry_out(self, now_s: float, effect: TransportEffect) -> None:
         self.fabric.carry_out(effect)
@@ -67,17 +69,23 @@ class LiveTransport:
     def is_idle(self) -> bool:
         return not self.fabric.links
 
-    def register(self, address: int, length_bytes: int, *, writable: bool, owner: object) -> RegisteredRegion:
+    def register(self, memory: MemoryRange, *, writable: bool, owner: object) -> RegisteredRegion:
+        assert isinstance(memory, AddressRange), "the simulation has no dma-bufs"
         self._next_key += 1
         key = self._next_key
-        remote = RemoteMemory(address, length_bytes, key)
+        remote = RemoteMemory(memory.first_iova, memory.length_bytes, key)
         self.memory.regions[key] = (remote, writable)
-        return RegisteredRegion(remote, owner, lambda: self.memory.regions.pop(key) and None)
+        region = RegisteredRegion(remote, owner, lambda: self.memory.regions.pop(key) and None)
+        self._registered.append(region)
+        return region
 
     def scratch_pool(self, count: int) -> RegionScratchPool:
         buffer = np.zeros(count * SCRATCH_BYTES, np.uint8)
-        return RegionScratchPool(self.register(buffer.ctypes.data, buffer.nbytes, writable=True, owner=buffer), buffer)
+        memory = AddressRange(buffer.ctypes.data, buffer.nbytes)
+        return RegionScratchPool(self.register(memory, writable=True, owner=buffer), buffer)
 
     def close(self) -> None:
         must(self.is_idle, "closed while links live")
+        for region in self._registered:
+            region.revoke()
         self.is_closed = True
