@@ -17,8 +17,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from meshfusion.tools.lab.guest_setup.block import MemoryDevice, make_memory_device, remove_devices
-from meshfusion.tools.lab.guest_setup.links import RdmaPath, cut_path, restore_path, soft_roce_paths
+from meshfusion.tools.lab.guest_setup.links import RdmaPath, cut_path, restore_path, shape_path, soft_roce_paths
 from meshfusion.tools.lab.guest_setup.nvmet import NVMET, remove_exports
+from meshfusion.tools.lab.guest_setup.shaping import Shaping
 from meshfusion.tools.lab.guest_setup.steps import load_modules
 from tests.e2e.daemon import Daemon
 from tests.e2e.harness import LOGPROB_TOLERANCE, Answer, EngineProcess, make_prompt, whole_chunks
@@ -31,6 +32,8 @@ KV_BYTES = 64 << 20
 SIZE_MIB = 128
 PROMPT = make_prompt(1, 600)
 OTHER = make_prompt(2, 600)
+UNSAVED = make_prompt(3, 1100)
+SLOW_MBIT = 4
 
 
 def until(condition: Callable[[], object], timeout_s: float = 60.0) -> float:
@@ -138,8 +141,16 @@ def trouble(rig: Rig) -> dict[str, Any]:
     report["target back after"] = until(lambda: ask_again(engine, cold)["cached"] > 0)
     report["target back"] = ask_again(engine, cold)
     (holder,) = rig.holders()
+    for path in rig.paths:
+        shape_path(path, Shaping(rate_mbit=SLOW_MBIT))
+    engine.answer(UNSAVED)  # the device fetches what is saved from the engine's memory, also when that is stopped
+    until(lambda: rig.daemon.status().grant_count > 0)
     os.kill(engine.process.pid, signal.SIGSTOP)
+    report["stopped with grants"] = rig.daemon.status().grant_count
     report["fenced after"] = until(lambda: not rig.holders())
+    report["grants left"] = rig.daemon.status().grant_count
+    for path in rig.paths:
+        shape_path(path, Shaping())
     report["exports left"] = len(list((NVMET / "subsystems").iterdir()))
     other = rig.engine()
     report["other"] = compared(other.answer(PROMPT), cold)
@@ -149,6 +160,7 @@ def trouble(rig: Rig) -> dict[str, Any]:
     report["woken"] = ask_again(engine, cold)
     report["new incarnation after"] = until(lambda: len(rig.holders()) == 2)
     report["readmitted"] = holder in rig.holders()
+    report["woken reuses after"] = until(lambda: ask_again(engine, cold)["cached"] > 0)
     report["woken again"] = ask_again(engine, cold)
     assert other.call("reset")
     report["untouched"] = compared(other.answer(OTHER), others_own)
