@@ -17,8 +17,7 @@ from __future__ import annotations
 
 import enum
 import struct
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from meshfusion.jbof.nvme.fields import check_int
 from meshfusion.jbof.nvme.sgl import NO_DATA, DataPlace, DataPointer
@@ -77,8 +76,7 @@ def opcode_words(opcode: Opcode) -> str:
     return f"{opcode.name.replace('_', ' ').title()} ({_QUEUE_WORDS[type(opcode)]} {opcode.value:02X}h)"
 
 
-@dataclass(frozen=True, slots=True)
-class Command:
+class Command(NamedTuple):
     """What is to be sent, but for its identifier: see :func:`capsule`. ``sqe``: 64 bytes."""
 
     opcode: Opcode

@@ -11,8 +11,7 @@ offset  size  field
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from meshfusion.jbof.nvme.fields import MAX_U32, check_received
 from meshfusion.jbof.nvme.status import Status, decode_status
@@ -23,8 +22,7 @@ _COMPLETION: Final = struct.Struct("<QHHHH")
 assert _COMPLETION.size == COMPLETION_BYTES
 
 
-@dataclass(frozen=True, slots=True)
-class Completion:
+class Completion(NamedTuple):
     """``sq_head``: how far the controller has read the queue; it may pause for sending beyond (Base 3.3.2.1.2)."""
 
     result: int

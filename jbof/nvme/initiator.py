@@ -81,7 +81,8 @@ def connect(
 class Initiator:
     """Over ``transport``, which is its own from now on. Its methods may be called from any thread.
 
-    ``on_event`` hears of losses, reconnections and changes of namespaces, on the poller's thread: it must not wait.
+    ``on_event`` hears of losses, reconnections and changes of namespaces, on whichever thread drives (see
+    :mod:`meshfusion.jbof.nvme.poller`): it must not wait.
     Raises as :func:`connect` does; ``transport`` is closed then.
     """
 
@@ -98,7 +99,7 @@ class Initiator:
         self._on_event = on_event
         self._is_closed = False
         self._crash: MediaError | None = None
-        self._open: set[PendingTransfer | PendingRequest] = set()  # of the poller's thread
+        self._open: set[PendingTransfer | PendingRequest] = set()  # of the thread that drives
         self._connecting = PendingRequest(connect_timeout_s)
         self._closing: PendingRequest | None = None
         pools = transport.scratch_pool(MIN_ADMIN_SCRATCH), transport.scratch_pool(_RANGE_SCRATCH)
@@ -206,12 +207,13 @@ class Initiator:
         return inventory
 
     def _begin(self, request: Request, parts: Sequence[RegionPart], timeout_s: float) -> PendingTransfer:
-        deadline_s = time.monotonic() + timeout_s
-        pending = PendingTransfer(parts, deadline_s)
-        self._call(pending, lambda now_s: self._session.begin(now_s, pending, request, deadline_s))
+        asked_s = time.monotonic()
+        deadline_s = asked_s + timeout_s
+        pending = PendingTransfer(parts, deadline_s, self._poller)
+        self._call(pending, lambda now_s: self._session.begin(now_s, pending, request, deadline_s), asked_s)
         return pending
 
-    def _call(self, pending: PendingTransfer | PendingRequest, action: Call) -> None:
+    def _call(self, pending: PendingTransfer | PendingRequest, action: Call, asked_s: float | None = None) -> None:
         def begin(now_s: float) -> list[SessionEffect]:
             self._open.add(pending)
             return action(now_s)
@@ -219,7 +221,7 @@ class Initiator:
         if self._crash is not None or self._is_closed:
             pending.end(error=self._crash or not_connected(self._settings.where))
         else:
-            self._poller.call(begin)
+            self._poller.call(begin, asked_s)
 
     # ---- the end -------------------------------------------------------------------------------------------------
 
@@ -254,7 +256,7 @@ class Initiator:
             return False
         return True
 
-    # ---- on the poller's thread ----------------------------------------------------------------------------------
+    # ---- on the thread that drives -------------------------------------------------------------------------------
 
     def _on_effect(self, effect: SessionEffect) -> None:
         match effect:

@@ -43,20 +43,24 @@ class RegionPart(NamedTuple):
 
 
 class RegisteredRegion:
-    """``remote`` says how targets address it. ``owner`` keeps the memory alive; ``deregister`` ends their access."""
+    """``remote`` says how targets address it. ``owner`` keeps the memory alive; ``deregister`` ends their access.
+
+    Uses are counted without a lock, for every command counts two. A user enters itself before it looks whether the
+    region is closed, and who closes marks it closed before looking for users: one of them sees the other.
+    """
 
     def __init__(self, remote: RemoteMemory, owner: object, deregister: Callable[[], None]) -> None:
         self.remote = remote
         self._owner: object = owner
         self._deregister = deregister
-        self._lock = threading.Lock()
-        self._use_count = 0
+        self._closing = threading.Lock()
+        self._uses: list[None] = []  # a list, whose append and pop are atomic
         self._is_closed = False
 
     @property
     def use_count(self) -> int:
         """Transfers whose commands may touch it."""
-        return self._use_count
+        return len(self._uses)
 
     @property
     def is_closed(self) -> bool:
@@ -71,23 +75,25 @@ class RegisteredRegion:
 
     def acquire(self) -> None:
         """A transfer begins to use it."""
-        with self._lock:
-            assert not self._is_closed, "this region is closed"
-            self._use_count += 1
+        self._uses.append(None)
+        if self._is_closed:
+            self._uses.pop()
+            raise AssertionError("this region is closed")
 
     def release(self) -> None:
-        with self._lock:
-            assert self._use_count > 0
-            self._use_count -= 1
+        assert self._uses
+        self._uses.pop()
 
     def close(self) -> None:
         """End all access. Raises :class:`MemoryInUseError` while transfers use it; again is no error."""
-        with self._lock:
+        with self._closing:
             if self._is_closed:
                 return
-            if self._use_count:
+            self._is_closed = True
+            if use_count := len(self._uses):
+                self._is_closed = False
                 raise MemoryInUseError(
-                    f"{self._use_count} transfers may still touch the {self.remote.length_bytes} bytes at "
+                    f"{use_count} transfers may still touch the {self.remote.length_bytes} bytes at "
                     f"{self.remote.address:#x}",
                     next_step="Wait until they have ended and their memory is free.",
                 )
@@ -95,13 +101,17 @@ class RegisteredRegion:
 
     def revoke(self) -> None:
         """End all access whatever uses are counted: for when no queue pair is left that could. Again is no error."""
-        with self._lock:
+        with self._closing:
             if not self._is_closed:
+                self._is_closed = True
                 self._end()
 
     def _end(self) -> None:
-        self._deregister()
-        self._is_closed = True
+        try:
+            self._deregister()
+        except BaseException:
+            self._is_closed = False
+            raise
         self._owner = None
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from contextlib import suppress
+from typing import Any, Final, Protocol
 
 from meshfusion.jbof.errors import MediaError, MeshFusionError
 from meshfusion.jbof.nvme.memory import RegionPart
@@ -22,43 +24,80 @@ class FateUnknownError(MediaError):
         self.transfer = transfer
 
 
-class _Moment:
-    """An event that may be waited for, and that calls whoever asked for it."""
+class Moment:
+    """An event that may be waited for, and that calls whoever asked for it.
+
+    Without a lock, which on the way of each command would cost more than the command's own state: a call is appended
+    before it is looked whether the moment has come, and the moment comes before calls are taken. So no call is missed,
+    and as taking is atomic, none is made twice.
+    """
 
     def __init__(self) -> None:
-        self._event = threading.Event()
-        self._lock = threading.Lock()
-        self._calls: list[Callable[[], None]] = []
+        self._is_set = False
+        self._calls: deque[Callable[[], None]] = deque()
 
     def is_set(self) -> bool:
-        return self._event.is_set()
+        return self._is_set
 
     def wait(self, timeout_s: float) -> bool:
-        return self._event.wait(timeout_s)
+        if self._is_set or timeout_s <= 0:
+            return self._is_set
+        event = threading.Event()
+        self.then(event.set)
+        if not event.wait(timeout_s):
+            with suppress(ValueError):
+                self._calls.remove(event.set)
+        return self._is_set
 
     def set(self) -> None:
-        with self._lock:
-            self._event.set()
-            calls, self._calls = self._calls, []
-        for call in calls:
+        self._is_set = True
+        while self._calls:
+            try:
+                call = self._calls.popleft()
+            except IndexError:  # it was taken back
+                return
             call()
 
     def then(self, call: Callable[[], None]) -> None:
-        with self._lock:
-            if not self._event.is_set():
-                self._calls.append(call)
+        self._calls.append(call)
+        if self._is_set:
+            try:
+                self._calls.remove(call)
+            except ValueError:  # it is being called
                 return
-        call()
+            call()
+
+
+class Waiting(Protocol):
+    """How to wait for what a thread must do that may be busy with something else, or asleep."""
+
+    def wait(self, moment: Moment, deadline_s: float) -> bool:
+        """Has ``moment`` come? Returns then, or at ``deadline_s``."""
+        ...
+
+    def expect(self) -> None:
+        """Somebody is to be called: see that it happens although nobody waits."""
+        ...
+
+
+class _Asleep:
+    """Where somebody else does all the work."""
+
+    def wait(self, moment: Moment, deadline_s: float) -> bool:
+        return moment.wait(deadline_s - time.monotonic())
+
+    def expect(self) -> None: ...
 
 
 class PendingTransfer:
-    """A transfer under way. Its regions cannot be closed until its memory is free."""
+    """A transfer under way. Its regions cannot be closed until its memory is free. ``waiting``: how callers wait."""
 
-    def __init__(self, parts: Sequence[RegionPart], deadline_s: float) -> None:
+    def __init__(self, parts: Sequence[RegionPart], deadline_s: float, waiting: Waiting | None = None) -> None:
         self._parts = parts
         self._deadline_s = deadline_s
-        self._ended = _Moment()
-        self._memory_free = _Moment()
+        self._waiting = waiting or _Asleep()
+        self._ended = Moment()
+        self._memory_free = Moment()
         self._error: MeshFusionError | None = None
         self.is_retryable = False
         self.is_in_doubt = False
@@ -69,7 +108,7 @@ class PendingTransfer:
 
     @property
     def has_ended(self) -> bool:
-        """:meth:`wait` returns, or raises, at once."""
+        """:meth:`wait` returns, or raises, at once. Who only looks, without waiting, may see it 5 ms late."""
         return self._ended.is_set()
 
     @property
@@ -78,19 +117,21 @@ class PendingTransfer:
         return self._error
 
     def when_ended(self, call: Callable[[], None]) -> None:
-        """``call`` once when it has ended: on the initiator's thread, so it must not wait; at once if it is too late.
+        """``call`` once when it has ended, or at once if it has: on any thread, so it must not wait.
 
         An end that is not in doubt finds the memory free.
         """
         self._ended.then(call)
+        self._waiting.expect()
 
     def when_memory_free(self, call: Callable[[], None]) -> None:
         """The same, once nobody can touch its memory any more."""
         self._memory_free.then(call)
+        self._waiting.expect()
 
     def wait(self) -> None:
         """Until it has ended, or soon after its deadline. Raises its error or :class:`FateUnknownError`."""
-        if not self._ended.wait(max(0.0, self._deadline_s - time.monotonic()) + _GRACE_S):
+        if not self._ended.is_set() and not self._waiting.wait(self._ended, self._deadline_s + _GRACE_S):
             hangs = MediaError(
                 "the initiator's thread did not end a transfer by its deadline",
                 next_step="See what keeps the process from running its threads.",

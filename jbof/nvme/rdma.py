@@ -38,7 +38,8 @@ from meshfusion.jbof.nvme.verbs_names import load_verbs
 
 MAX_CAPSULE_BYTES: Final = 64 + MAX_LIST_DESCRIPTORS * DESCRIPTOR_BYTES
 
-_CONNECTION_POLL_S: Final = 0.002
+_CONNECTING_POLL_S: Final = 0.002
+_CONNECTED_POLL_S: Final = 0.02  # only a loss is to be heard of, which completions tell as well
 _COMPLETIONS_PER_LINK: Final = 16
 
 
@@ -122,6 +123,7 @@ class RdmaTransport:
                 self._links[number].post(effect)
             case OpenLink(number):
                 link = self._links[number] = RdmaLink(self._device, effect)
+                self._next_connection_poll_s = now_s
                 if link.event_fd is not None:
                     self._by_fd[link.event_fd] = link
                     self._poller.register(link.event_fd, select.POLLIN)
@@ -130,9 +132,10 @@ class RdmaTransport:
 
     def poll(self, now_s: float) -> list[LinkEvent]:
         if now_s >= self._next_connection_poll_s and self._by_fd:
-            self._next_connection_poll_s = now_s + _CONNECTION_POLL_S
             for fd, _ in self._poller.poll(0):
                 self._by_fd[fd].poll_connection()
+            is_up = all(link.state is LinkState.UP for link in self._links.values())
+            self._next_connection_poll_s = now_s + (_CONNECTED_POLL_S if is_up else _CONNECTING_POLL_S)
         events: list[LinkEvent] = []
         for link in self._links.values():
             events += link.poll(now_s, _COMPLETIONS_PER_LINK)

@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 from meshfusion.jbof.nvme.completion import COMPLETION_BYTES
+from meshfusion.jbof.nvme.rdma_completions import WorkCompletion, completion_queue
 from meshfusion.jbof.nvme.verbs_names import Verbs
 
 _RECEIVE: Final = 1 << 32  # in a work request's identifier: it is a receive
@@ -52,7 +53,8 @@ class VerbsQueuePair:
         self._verbs = device.verbs
         self._depth = depth
         self._stride_bytes = device.max_capsule_bytes
-        self._cq = self._verbs.CQ(device.context, 2 * depth + 1, None, None, 0)
+        self._completions = completion_queue(self._verbs, device.context, 2 * depth + 1)
+        self._cq: Any = self._completions.cq
         self._qp: Any = None
         self._inline_bytes = 0
         self._capsules: Any = None
@@ -109,7 +111,7 @@ class VerbsQueuePair:
         """Receives that completed well are posted again."""
         verbs = self._verbs
         taken: list[Completed] = []
-        for completion in self._cq.poll(max_count)[1]:
+        for completion in self._completions.take(max_count):
             work, status = completion.wr_id, completion.status
             if work & _RECEIVE:
                 self._receives_posted -= 1
@@ -120,7 +122,7 @@ class VerbsQueuePair:
                 if status == verbs.IBV_WC_SUCCESS:
                     taken.append(CompletedSend(work))
             if status != verbs.IBV_WC_SUCCESS:
-                taken.append(FailedWork(int(status), int(completion.vendor_err)))
+                taken.append(FailedWork(status, completion.vendor_error))
         return taken
 
     def destroy(self) -> None:
@@ -134,15 +136,11 @@ class VerbsQueuePair:
                     thing.close()
         self._capsules = self._responses = self._cq = None
 
-    def _response(self, completion: Any, slot: int) -> CompletedReceive:
-        verbs = self._verbs
-        data = self._responses.read(COMPLETION_BYTES, COMPLETION_BYTES * slot)[: completion.byte_len]
-        with_key = completion.wc_flags & verbs.IBV_WC_WITH_INV
-        # The invalidated key and immediate data share a field, which pyverbs knows by one of its names only.
-        key = completion.imm_data if with_key else None
+    def _response(self, completion: WorkCompletion, slot: int) -> CompletedReceive:
+        data = self._responses.read(COMPLETION_BYTES, COMPLETION_BYTES * slot)[: completion.length_bytes]
         self._qp.post_recv(self._receives[slot])
         self._receives_posted += 1
-        return CompletedReceive(data, key)
+        return CompletedReceive(data, completion.invalidated_key)
 
     def _create(self, device: Device) -> None:
         """With room for capsules inside of work requests, if the device has it."""

@@ -17,8 +17,7 @@ from __future__ import annotations
 import enum
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from meshfusion.jbof.nvme.fields import MAX_U32, MAX_U64, check_int, field_error
 
@@ -34,8 +33,7 @@ _KEYED: Final = struct.Struct("<QQ")  # the second word is length, key and ident
 _UNKEYED: Final = struct.Struct("<QI3xB")
 
 
-@dataclass(frozen=True, slots=True)
-class RemoteMemory:
+class RemoteMemory(NamedTuple):
     """Registered memory that a target may reach.
 
     ``address`` is what the registration calls the first byte: a virtual address, or an offset where the memory was
@@ -58,8 +56,7 @@ class DataPlace(enum.Enum):
     CAPSULE = "capsule"  # the bytes themselves, in the capsule
 
 
-@dataclass(frozen=True, slots=True)
-class DataPointer:
+class DataPointer(NamedTuple):
     """SGL Entry 1 of a command (``sgl1``, 16 bytes) and what follows its submission queue entry (``in_capsule``).
 
     ``length_bytes`` is what all data descriptors together describe.

@@ -7,7 +7,7 @@ blocks; its memory may begin and end anywhere within the pieces.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from meshfusion.jbof.errors import UnsupportedError
 from meshfusion.jbof.nvme.fields import MAX_U64, check_int, field_error
@@ -15,8 +15,7 @@ from meshfusion.jbof.nvme.io_commands import MAX_COMMAND_LBAS
 from meshfusion.jbof.nvme.sgl import MAX_KEYED_BYTES, MAX_LIST_DESCRIPTORS, RemoteMemory
 
 
-@dataclass(frozen=True, slots=True)
-class TransferLimits:
+class TransferLimits(NamedTuple):
     """``lba_bytes`` of the namespace, ``max_transfer_bytes`` of its controller (None: no limit).
 
     ``max_descriptors``: pieces of memory that one command may have, 1 for a controller that takes no list.
@@ -40,8 +39,7 @@ class TransferLimits:
         return MAX_KEYED_BYTES - MAX_KEYED_BYTES % self.lba_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class TransferPart:
+class TransferPart(NamedTuple):
     """One command: ``lba_count`` blocks from ``lba``, and their memory."""
 
     lba: int

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from meshfusion.jbof.errors import MediaError
 from meshfusion.jbof.nvme.command import AdminOpcode, FabricsType, Opcode, opcode_words
@@ -18,8 +17,7 @@ _BY_FIGURE: Final = {(code.figure, code.sc): code for code in STATUS_CODES}
 _FIGURE_OF_SCT: Final = {sct: figure for figure, sct in SCT_OF.items() if sct != _SCT_COMMAND}
 
 
-@dataclass(frozen=True, slots=True)
-class Status:
+class Status(NamedTuple):
     """Base Figure 100. ``sct`` and ``sc``: status code type and status code.
 
     ``crd`` selects a retry delay of the Identify Controller data and holds only if the host enabled that.
@@ -36,8 +34,13 @@ class Status:
         return self.sct == 0 and self.sc == 0
 
 
+_SUCCESS: Final = Status(0, 0)
+
+
 def decode_status(field: int) -> Status:
     """From the 16 bits in a completion or in an error log entry, whose lowest one (the phase tag) is dropped."""
+    if field in (0, 1):
+        return _SUCCESS
     check_int("status field", field, 0, MAX_U16)
     return Status(
         sct=field >> 9 & 0x7,

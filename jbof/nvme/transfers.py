@@ -92,6 +92,11 @@ class Transfers:
         return self._open_count
 
     @property
+    def is_all_sent(self) -> bool:
+        """No transfer waits for room in a queue."""
+        return not self._turns
+
+    @property
     def next_deadline_s(self) -> float:
         """When :meth:`tick` has something to do; infinite if never."""
         return min((transfer.deadline_s for transfer in self._turns), default=math.inf)

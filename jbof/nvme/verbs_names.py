@@ -23,7 +23,7 @@ PACKAGE: Final = "python3-pyverbs"
 _DISTRIBUTION: Final = Path("/usr/lib/python3/dist-packages")
 _CLASSES: Final = {
     "cmid": ("AddrInfo", "CMEvent", "CMEventChannel", "CMID", "ConnParam"),
-    "cq": ("CQ",),
+    "cq": ("CQ", "CQEX", "CqInitAttrEx", "PollCqAttr"),
     "mr": ("DmaBufMR", "MR"),
     "pd": ("PD",),
     "qp": ("QP", "QPAttr", "QPCap", "QPInitAttr"),

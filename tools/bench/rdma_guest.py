@@ -1,8 +1,9 @@
 """The part of the ``rdma`` benchmark that runs in the guest: three initiators read from one target, in turns.
 
-Ours and the package ``nvmeof`` read into registered memory; the kernel's is read through O_DIRECT, by as many threads
-as reads are under way. Processor time is that of the whole guest, its only processor's: target, network and initiator,
-which lets the three be compared although the kernel's works in threads of its own. Prints one JSON object.
+On a thread of its own, as an engine loads. Ours and ``nvmeof`` read into registered memory; the kernel's is read
+through O_DIRECT, by as many threads as reads are under way. Processor time is that of the whole guest, its only
+processor's: target, network and initiator, which lets the three be compared although the kernel's works in threads of
+its own. Prints one JSON object.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +59,8 @@ def ours(address: str) -> Iterator[ReadFor]:
     def read_for(size_bytes: int, depth: int, seconds: float) -> int:
         done, at, end_s = 0, 0, time.monotonic() + seconds
         window: deque[Any] = deque()
-        while time.monotonic() < end_s or window:
-            while time.monotonic() < end_s and len(window) < depth:
+        while (more := time.monotonic() < end_s) or window:
+            while more and len(window) < depth:
                 window.append(initiator.begin_read(NSID, at // LBA_BYTES, [memory.part(at, size_bytes)]))
                 at = (at + size_bytes) % SPACE_BYTES
             if window:
@@ -82,8 +84,8 @@ def nvmeof(address: str) -> Iterator[ReadFor]:
     def read_for(size_bytes: int, depth: int, seconds: float) -> int:
         done = under_way = at = 0
         end_s = time.monotonic() + seconds
-        while time.monotonic() < end_s or under_way:
-            while time.monotonic() < end_s and under_way < depth:
+        while (more := time.monotonic() < end_s) or under_way:
+            while more and under_way < depth:
                 lbas = size_bytes // LBA_BYTES
                 queue.submit(
                     protocol.rw_command(2, NSID, at // LBA_BYTES, lbas, memory, lba_size=LBA_BYTES, buffer_offset=at)
@@ -131,6 +133,14 @@ def through_the_kernel(address: str) -> Iterator[ReadFor]:
     kernel.disconnect(NQN)
 
 
+def exported_target() -> str:
+    """Its address."""
+    link = soft_roce_on_dummy()
+    device = make_memory_device(MemoryDevice("bench", SPACE_BYTES >> 20))
+    export([Subsystem(NQN, (device,))], [Port(1, link.address, (NQN,))])
+    return link.address
+
+
 INITIATORS = {"ours": ours, "kernel": through_the_kernel, "nvmeof": nvmeof}
 
 
@@ -140,18 +150,16 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, required=True)
     parser.add_argument("--cases", required=True, help="SIZE:DEPTH,...")
     arguments = parser.parse_args()
-    link = soft_roce_on_dummy()
-    device = make_memory_device(MemoryDevice("bench", SPACE_BYTES >> 20))
-    export([Subsystem(NQN, (device,))], [Port(1, link.address, (NQN,))])
+    address = exported_target()
     rows = []
     for index in range(arguments.rounds):
         for name in list(INITIATORS)[index % 3 :] + list(INITIATORS)[: index % 3]:
-            with INITIATORS[name](link.address) as read_for:
+            with INITIATORS[name](address) as read_for, ThreadPoolExecutor(1) as loader:
                 for case in arguments.cases.split(","):
                     size_bytes, depth = map(int, case.split(":"))
-                    read_for(size_bytes, depth, 0.1)
+                    loader.submit(read_for, size_bytes, depth, 0.1).result()
                     began_s, began_busy_s = time.monotonic(), busy_s()
-                    done = read_for(size_bytes, depth, arguments.seconds)
+                    done = loader.submit(read_for, size_bytes, depth, arguments.seconds).result()
                     took_s, took_busy_s = time.monotonic() - began_s, busy_s() - began_busy_s
                     rows.append(
                         {

@@ -78,13 +78,13 @@ class CudaNamespace(MemoryNamespace):
         if self.gpu.is_device_memory(address):
             self.gpu.rdma_write(address, data)
         else:
-            super().rdma_write(replace(remote, address=address), data)
+            super().rdma_write(remote._replace(address=address), data)
 
     def rdma_read(self, remote: RemoteMemory) -> bytes:
         address = self._bases[remote.rkey] + remote.address
         if self.gpu.is_device_memory(address):
             return self.gpu.rdma_read(address, remote.length_bytes)
-        return super().rdma_read(replace(remote, address=address))
+        return super().rdma_read(remote._replace(address=address))
 
 
 def device_kv(gpu: FakeCuda, kv: KvMemory, *, lead_bytes: int = 0) -> KvMemory:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections import deque
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +23,7 @@ class FakeVerbs:
     IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_WRITE, IBV_ACCESS_REMOTE_READ = 1, 2, 4
     IBV_SEND_SIGNALED, IBV_SEND_INLINE = 2, 8
     IBV_WC_SUCCESS, IBV_WC_WITH_INV = 0, 8
+    IBV_WC_EX_WITH_BYTE_LEN, IBV_WC_EX_WITH_IMM = 1, 2
     RDMA_CM_EVENT_ADDR_RESOLVED, RDMA_CM_EVENT_ROUTE_RESOLVED = 0, 2
     RDMA_CM_EVENT_CONNECT_RESPONSE, RDMA_CM_EVENT_REJECTED = 5, 8
     RDMA_CM_EVENT_ESTABLISHED, RDMA_CM_EVENT_DISCONNECTED = 9, 10
@@ -36,6 +38,8 @@ class FakeVerbs:
         self.parameters: dict[str, Any] = {}
         self.access_flags: Any = None
         self.max_inline_bytes = 64
+        self.has_extended_queues = True
+        self.poll_error = 0
         self.dev_name = "rxe0"
         self.address: dict[str, Any] = {}
         self.access = 0
@@ -63,6 +67,16 @@ class FakeVerbs:
 
     def CQ(self, *_: Any) -> FakeCq:
         return FakeCq(self)
+
+    def CQEX(self, context: Any, wanted: Any) -> FakeCqEx:
+        if not self.has_extended_queues:
+            raise FakeVerbsError("not supported")
+        return FakeCqEx(self)
+
+    def CqInitAttrEx(self, **fields: Any) -> dict[str, Any]:
+        return fields
+
+    def PollCqAttr(self) -> None: ...
 
     def QP(self, pd: Any, wanted: dict[str, Any]) -> FakeQp:
         if wanted["cap"]["max_inline_data"] > self.max_inline_bytes:
@@ -175,6 +189,36 @@ class FakeCq:
 
     def close(self) -> None:
         self._verbs.do("close cq")
+
+
+class FakeCqEx(FakeCq):
+    """ibv_start_poll(3): polling begins with a completion, or not at all, and is to be ended."""
+
+    def __init__(self, verbs: FakeVerbs) -> None:
+        super().__init__(verbs)
+        self._current: FakeCompletion | None = None
+
+    def start_poll(self, how: None) -> int:
+        assert self._current is None
+        if self._verbs.poll_error:
+            return self._verbs.poll_error
+        self._verbs.do("poll") if "poll" in self._verbs.fails else None
+        if not self._verbs.completions:
+            return errno.ENOENT
+        self._current = self._verbs.completions.popleft()
+        return 0
+
+    def end_poll(self) -> None:
+        assert self._current is not None
+        self._current = None
+
+    def __getattr__(self, name: str) -> Any:
+        assert self._current is not None, "read outside of polling"
+        if name in ("wr_id", "status"):
+            return getattr(self._current, name)
+        field = {"read_vendor_err": "vendor_err", "read_wc_flags": "wc_flags", "read_imm_data": "imm_data"}
+        value = getattr(self._current, field.get(name, "byte_len" if name == "read_byte_len" else name))
+        return lambda: value
 
 
 class FakeQp:

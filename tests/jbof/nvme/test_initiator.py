@@ -6,6 +6,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -128,6 +129,51 @@ def test_many_at_a_time(bench: Bench) -> None:
     for read in reads:
         read.wait()
     assert (sink == source).all()
+
+
+def test_several_threads_at_a_time(bench: Bench) -> None:
+    """They post and drive in turn, unlike the main thread, which leaves that to the poller's."""
+    initiator, size = bench.initiator, 16 * LBA_BYTES
+
+    def write_and_read(index: int) -> bool:
+        source, sink = data(16), np.zeros(size, np.uint8)
+        out, back = initiator.register(source), initiator.register(sink)
+        for round_ in range(10):
+            source[0] = round_
+            writes = [
+                initiator.begin_write(1, 100 * index + 4 * i, [out.part(i * size // 4, size // 4)]) for i in range(4)
+            ]
+            for write in writes:
+                write.wait()
+            initiator.read(1, 100 * index, [back.all()])
+            if not (sink == source).all():
+                return False
+        out.close()
+        back.close()
+        return True
+
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(write_and_read, range(4))) == [True] * 4
+
+
+def test_a_bug_on_a_thread_that_waits_ends_it_for_all() -> None:
+    bench = Bench()
+    region = bench.initiator.register(data(4))
+    bench.do(lambda: setattr(bench.target, "silent_until_s", bench.transport.clock.now_s + 60))
+
+    def bug(_: float) -> list[Any]:
+        raise ZeroDivisionError
+
+    with ThreadPoolExecutor(1) as threads:
+        written = threads.submit(bench.initiator.write, 1, 0, [region.all()], timeout_s=30)
+        until(lambda: bench.initiator._poller._is_led)
+        bench.initiator._poller.call(bug)
+        with pytest.raises(FateUnknownError, match="ended by a bug: ZeroDivisionError") as caught:
+            written.result()
+    assert caught.value.transfer.wait_memory_free(5.0)
+    assert bench.transport.is_idle
+    bench.initiator.close()
+    assert region.use_count == 0
 
 
 def test_what_the_controller_says_of_itself(bench: Bench) -> None:

@@ -19,7 +19,7 @@ NAMES = {
 }
 CLASSES = {
     "cmid": "AddrInfo CMEvent CMEventChannel CMID ConnParam",
-    "cq": "CQ",
+    "cq": "CQ CQEX CqInitAttrEx PollCqAttr",
     "mr": "DmaBufMR MR",
     "pd": "PD",
     "qp": "QP QPAttr QPCap QPInitAttr",
@@ -49,7 +49,10 @@ def installed(folder: Path, version: str) -> Path:
     (package / "__init__.py").write_text("")
     for module, names in CLASSES.items():
         (package / f"{module}.py").write_text("".join(f"class {name}(Exception): pass\n" for name in names.split()))
-    (package / "cq.py").write_text("import logging\nlogging.basicConfig(level=logging.DEBUG)\nclass CQ: pass\n")
+    (package / "cq.py").write_text(
+        "import logging\nlogging.basicConfig(level=logging.DEBUG)\n"
+        + "".join(f"class {name}: pass\n" for name in CLASSES["cq"].split())
+    )
     for module in NAMES[version]:
         name = "RDMA_CM_EVENT_CONNECT_RESPONSE = 5\n" if "cm" in module else "IBV_QPS_RTS = 3\n"
         (package / f"{module}.py").write_text(name)
