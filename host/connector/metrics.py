@@ -29,6 +29,7 @@ METRICS: dict[str, str] = {
     "saves_dropped_service": "Chunks not saved because the service could not be asked",
     "saves_failed": "Chunks that could not be written",
     "saves_in_doubt": "Chunks whose write may still land: their place is withheld until the target has fenced us",
+    "saves_repeated": "Chunks written once more, elsewhere, because their first write was in doubt",
     "saved_bytes": "Bytes written to the pool",
     "chunks_committed": "Chunks made visible to other engines",
     "commits_refused": "Chunks written but refused by the service (their grant had expired, or the service restarted)",

@@ -178,6 +178,17 @@ class Saves:
         self.counters["saves_failed"] += len(failed)
         return self._end(run)
 
+    def repeat(self, run: SaveRun, indexes: Sequence[int]) -> list[SaveRun]:
+        """Chunks (from 0) of a run that has ended, to be written to other places: ask for those. Their blocks stay."""
+        assert run.run_id not in self._runs
+        self.counters["saves_repeated"] += len(indexes)
+        self._known.add([run.chunk_hashes[i] for i in indexes])
+        repeats = []
+        for part in _stretches(indexes):
+            hashes = run.chunk_hashes[part.start : part.stop]
+            repeats.append(self._new_run(run.request_id, run.first_chunk + part.start, hashes, run.block_ids, part))
+        return repeats
+
     def run(self, run_id: int) -> SaveRun:
         """A run that has not ended."""
         return self._runs[run_id]
@@ -228,3 +239,14 @@ class Saves:
         self._pending_hashes.difference_update(run.chunk_hashes)
         self._pending_count -= run.chunk_count
         return run
+
+
+def _stretches(indexes: Sequence[int]) -> list[range]:
+    """Consecutive ones together."""
+    parts: list[range] = []
+    for index in sorted(indexes):
+        if parts and parts[-1].stop == index:
+            parts[-1] = range(parts[-1].start, index + 1)
+        else:
+            parts.append(range(index, index + 1))
+    return parts

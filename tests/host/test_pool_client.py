@@ -297,6 +297,24 @@ def test_places_commit_and_abort(service: ControlledService) -> None:
         assert rig.expect(Committed) == Committed(0, 3), "they are gone"
 
 
+def test_a_place_in_doubt_is_neither_committed_nor_given_back(service: ControlledService) -> None:
+    with attached(service) as rig:
+        (answered,) = reserve(rig, wish(1, 1, 2, 3))
+        run = granted(answered)
+        rig.client.settle(run, (UNITS, None, None), in_doubt=(2,))
+        assert rig.expect(Committed).committed_count == 1
+        (abort,) = service.calls["abort"]
+        assert (abort.grant_ids, abort.doubtful_grant_ids) == (run.grant_ids[1:2], run.grant_ids[2:])
+
+
+def test_attaching_anew_is_another_incarnation_of_the_same_identity(service: ControlledService) -> None:
+    with attached(service) as rig:
+        rig.client.attach_anew()
+        again = rig.expect(Attached).attachment
+        assert again.holder_id != rig.attachment.holder_id
+        assert service.holders[again.holder_id].identity == service.holders[rig.attachment.holder_id].identity
+
+
 def test_a_run_may_get_part_of_what_it_asked_for(service: ControlledService) -> None:
     outcomes = [
         api.ReserveResult(api.ReserveOutcome.EXISTS),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from typing import Any
+from functools import partial
+from typing import Any, Final
 
 from meshfusion.host.connector.saves import SaveOptions, SaveRun, Saves
 from meshfusion.host.connector.vllm.chunking import Chunking
@@ -13,6 +14,8 @@ from meshfusion.host.pool_client import PoolClient
 from meshfusion.host.pool_events import GrantedRun, Reserved, ReserveWish
 
 logger = logging.getLogger("meshfusion.saves")
+
+REPEAT_PATIENCE_S: Final = 10.0
 
 
 class SavePipeline:
@@ -36,6 +39,8 @@ class SavePipeline:
         self._pinned: dict[int, list[Any]] = {}
         self._granted: dict[int, GrantedRun] = {}
         self._orders: list[SaveOrder] = []
+        self._repeated: set[int] = set()  # runs that are second attempts: there is no third
+        self._repeats: list[tuple[float, ReserveWish]] = []  # until when to wait for a new attachment
         self.counters: Counter[str] = Counter()
 
     @property
@@ -63,6 +68,7 @@ class SavePipeline:
         run = self.saves.run(event.run_id)
         ended = self.saves.reserved(event.run_id, event.outcomes, event.no_space)
         if ended is not None:
+            self._repeated.discard(event.run_id)
             self._unpin(ended)
             return
         assert event.granted is not None, event
@@ -72,6 +78,7 @@ class SavePipeline:
 
     def refused(self, run_id: int) -> None:
         """The service could not be asked."""
+        self._repeated.discard(run_id)
         self._unpin(self.saves.refused(run_id))
 
     def take_orders(self) -> tuple[SaveOrder, ...]:
@@ -79,8 +86,11 @@ class SavePipeline:
         orders, self._orders = tuple(self._orders), []
         return orders
 
-    def written(self, results: tuple[RunWritten, ...]) -> None:
-        """The worker has written and flushed, or failed: unpin, then commit or give the places back."""
+    def written(self, now_s: float, results: tuple[RunWritten, ...]) -> None:
+        """The worker has written and flushed, or failed: unpin, then commit or give the places back.
+
+        What is in doubt keeps its place, and is written once more elsewhere by the next incarnation (rule 3).
+        """
         for result in results:
             granted = self._granted.pop(result.run_id)
             assert len(result.unit_digests) == len(granted.indexes), (result.run_id, granted.indexes)
@@ -89,11 +99,47 @@ class SavePipeline:
                 logger.warning("%d chunk(s) were not saved: %s", len(failed), result.reason)
             self.counters["saved_bytes"] += self._chunk_bytes * (len(granted.indexes) - len(failed))
             self.counters["saves_in_doubt"] += len(result.in_doubt)
-            self._unpin(self.saves.written(result.run_id, failed))
+            ended = self.saves.written(result.run_id, failed)
+            if result.in_doubt and result.run_id not in self._repeated:
+                self._repeat(now_s, ended, granted, result.in_doubt)
+            else:
+                self._repeated.discard(result.run_id)
+                self._unpin(ended)
             self._client.settle(granted, result.unit_digests, result.in_doubt)
         if any(result.in_doubt for result in results):
             logger.warning("writes are in doubt: going on as a new incarnation, so that the service can fence this one")
             self._client.attach_anew()
+
+    def take_repeats(self) -> tuple[ReserveWish, ...]:
+        """There is a new attachment: what to ask places for under it."""
+        repeats, self._repeats = self._repeats, []
+        return tuple(wish for _, wish in repeats)
+
+    def give_up_repeats(self, now_s: float) -> None:
+        """No attachment came in time: blocks are not kept for longer."""
+        late = [wish for until_s, wish in self._repeats if until_s <= now_s]
+        self._repeats = [entry for entry in self._repeats if entry[0] > now_s]
+        for wish in late:
+            self.refused(wish.run_id)
+
+    def _repeat(self, now_s: float, run: SaveRun, granted: GrantedRun, in_doubt: tuple[int, ...]) -> None:
+        per_chunk = self._chunking.blocks_per_chunk
+        blocks = self._pinned.pop(run.run_id)
+        keys = {granted.indexes[i]: granted.keys[i] for i in in_doubt}
+        kept: set[int] = set()
+        for repeat in self.saves.repeat(run, sorted(keys)):
+            first = repeat.first_chunk - run.first_chunk
+            own = range(first * per_chunk, (first + repeat.chunk_count) * per_chunk)
+            self._pinned[repeat.run_id] = [blocks[i] for i in own]
+            kept.update(own)
+            self._repeated.add(repeat.run_id)
+            position_tokens = repeat.first_chunk * self._chunking.chunk_tokens
+            its_keys = tuple(keys[first + i] for i in range(repeat.chunk_count))
+            wish = ReserveWish(
+                repeat.run_id, granted.identity, position_tokens, repeat.chunk_count, keys_of=partial(tuple, its_keys)
+            )
+            self._repeats.append((now_s + REPEAT_PATIENCE_S, wish))
+        self._manager.block_pool.free_blocks([b for i, b in reversed(list(enumerate(blocks))) if i not in kept])
 
     def _wish(self, run: SaveRun, request: Any, identity: bytes) -> ReserveWish:
         position_tokens = run.first_chunk * self._chunking.chunk_tokens

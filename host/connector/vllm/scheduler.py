@@ -130,6 +130,7 @@ class SchedulerSide:
         """The end of a scheduling pass: plan saves for what this step computes; hand out loads and granted saves."""
         self._measure_prefill(scheduler_output)
         self._take_events()
+        self._pipeline.give_up_repeats(time.monotonic())
         wishes: list[ReserveWish] = []
         for request_id, tokens in scheduler_output.num_scheduled_tokens.items():
             request = self._requests.get(request_id)
@@ -153,7 +154,7 @@ class SchedulerSide:
                 self._gate.workers_told(report.path)
             for load in report.loads:
                 self._load_reported(load)
-            self._pipeline.written(report.written)
+            self._pipeline.written(time.monotonic(), report.written)
         for request_id in finished_loads & self._loads.keys():  # reported without details: treat as failed
             self._end_load(request_id, failed=True)
 
@@ -222,6 +223,9 @@ class SchedulerSide:
                 self._lookups.leases_lost(lease_ids)
             case Attached():
                 self._saves.forget_known()
+                repeats = self._pipeline.take_repeats()
+                if repeats:
+                    self._client.reserve(repeats)
 
     def _note_missing(self, request_id: str, stored_chunks: int) -> None:
         """Chunks the service does not have are worth saving, whatever we thought we knew."""

@@ -1,0 +1,175 @@
+"""The worker's path: opened beside the engine's thread, taken up when it is there, and ended in order."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+
+from meshfusion.dpu.api.types import Attachment, Export, Namespace, Portal
+from meshfusion.host.connector.path_gate import PathState
+from meshfusion.host.connector.vllm import path_slot
+from meshfusion.host.connector.vllm.path_slot import PathSlot
+from meshfusion.host.path.data_path import DataPath
+from meshfusion.jbof.errors import MediaError
+from tests.host.support.waiting import until
+
+EXPORT = Export("nqn.2026-11.io.meshfusion:s", "nqn.2026-11.io.meshfusion:h", (Portal("rdma", "10.0.0.1", 4420),))
+FAR = Attachment("pool", "one", 1, (Namespace(1, "", 4096, 1 << 20),), "", 30.0, 60.0, 5.0, EXPORT)
+LOCAL = replace(FAR, holder_id="local-1", liveness_path="/run/one.alive", export=None)
+
+
+class FakePath:
+    def __init__(self, holder_id: str) -> None:
+        self.holder_id = holder_id
+        self.finished = threading.Event()
+        self.is_closed = False
+
+    def finish(self, *, deadline_s: float) -> bool:
+        self.finished.set()
+        return True
+
+    def close(self, *, deadline_s: float = 5.0) -> bool:
+        self.is_closed = True
+        return True
+
+
+class Opener:
+    """Opens when it is let; ``error``: instead."""
+
+    def __init__(self) -> None:
+        self.let = threading.Event()
+        self.let.set()
+        self.error: Exception | None = None
+        self.opened: list[str] = []
+
+    def __call__(self, attachment: Attachment) -> DataPath:
+        assert self.let.wait(20)
+        self.opened.append(attachment.holder_id)
+        if self.error is not None:
+            raise self.error
+        return cast(DataPath, FakePath(attachment.holder_id))
+
+
+@pytest.fixture
+def opener() -> Opener:
+    return Opener()
+
+
+@pytest.fixture
+def slot(opener: Opener) -> PathSlot:
+    return PathSlot(opener)
+
+
+def follow(slot: PathSlot, attachment: Attachment, *, is_writing: bool = False) -> None:
+    slot.follow(attachment, is_writing=is_writing)
+    until(slot.advance)
+
+
+def holder_of(slot: PathSlot) -> str:
+    return cast(Any, slot.path).holder_id if slot.path is not None else ""
+
+
+def test_a_path_is_taken_up_when_it_is_open_and_nobody_waits_for_it(slot: PathSlot, opener: Opener) -> None:
+    opener.let.clear()
+    slot.follow(FAR, is_writing=False)
+    assert (slot.advance(), slot.path, slot.opening_holder_id) == (False, None, "one")
+    assert slot.take_change() is None
+    opener.let.set()
+    until(slot.advance)
+    assert (holder_of(slot), slot.attachment, slot.opening_holder_id) == ("one", FAR, "")
+    assert (slot.take_change(), slot.take_change()) == (PathState("one"), None)
+    slot.follow(FAR, is_writing=False)
+    assert (slot.opening_holder_id, opener.opened) == ("", ["one"])
+
+
+def test_the_former_path_serves_until_the_next_is_open_and_then_ends_in_its_time(
+    slot: PathSlot, opener: Opener
+) -> None:
+    follow(slot, FAR)
+    former = cast(Any, slot.path)
+    opener.let.clear()
+    slot.follow(replace(FAR, holder_id="two"), is_writing=False)
+    assert not slot.advance()
+    assert (holder_of(slot), slot.opening_holder_id) == ("one", "two")
+    opener.let.set()
+    until(slot.advance)
+    assert holder_of(slot) == "two"
+    assert former.finished.wait(10)
+
+
+def test_nothing_changes_while_something_is_written(slot: PathSlot, opener: Opener) -> None:
+    follow(slot, FAR)
+    slot.follow(replace(FAR, holder_id="two"), is_writing=True)
+    assert (slot.opening_holder_id, slot.attachment) == ("", FAR)
+
+
+def test_what_is_opened_here_serves_the_next_incarnation_of_the_same_pool(slot: PathSlot, opener: Opener) -> None:
+    follow(slot, LOCAL)
+    again = replace(LOCAL, holder_id="local-2")
+    slot.take_change()
+    slot.follow(again, is_writing=False)
+    assert (slot.attachment, holder_of(slot), opener.opened) == (again, "local-1", ["local-1"])
+    assert slot.take_change() == PathState("local-2")
+    follow(slot, replace(LOCAL, holder_id="local-3", pool_uuid="another"))
+    assert opener.opened == ["local-1", "local-3"]
+
+
+def test_a_path_out_of_reach_is_told_once_and_tried_again(
+    slot: PathSlot, opener: Opener, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    opener.error = MediaError("no such target", next_step="start it")
+    with caplog.at_level(logging.ERROR, logger="meshfusion.worker"):
+        follow(slot, FAR)
+        state = slot.take_change()
+        assert state is not None
+        assert (state.holder_id, "no such target" in state.problem) == ("one", True)
+        slot.follow(FAR, is_writing=False)
+        assert slot.opening_holder_id == "", "not at every step"
+        monkeypatch.setattr(slot, "_retry_from_s", 0.0)
+        follow(slot, FAR)
+        assert len(caplog.records) == 1
+    opener.error = None
+    monkeypatch.setattr(slot, "_retry_from_s", 0.0)
+    follow(slot, FAR)
+    assert (holder_of(slot), slot.take_change()) == ("one", PathState("one"))
+
+
+def test_a_former_path_that_still_reads_is_no_reason_to_stop_promising(slot: PathSlot, opener: Opener) -> None:
+    follow(slot, FAR)
+    slot.take_change()
+    opener.error = MediaError("no such target", next_step="start it")
+    follow(slot, replace(FAR, holder_id="two"))
+    assert (holder_of(slot), slot.take_change()) == ("one", None)
+
+
+def test_a_bug_while_opening_costs_the_cache_and_nothing_waits_for_ever(slot: PathSlot, opener: Opener) -> None:
+    opener.error = RuntimeError("a bug")
+    follow(slot, FAR)
+    state = slot.take_change()
+    assert state is not None
+    assert "a bug" in state.problem
+
+
+def test_closing_ends_what_is_open_and_what_comes_later(
+    opener: Opener, slot: PathSlot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late: list[FakePath] = []
+    monkeypatch.setattr(path_slot, "DataPath", FakePath)
+    follow(slot, FAR)
+    path = cast(Any, slot.path)
+    opener.let.clear()
+
+    def open_late(attachment: Attachment) -> DataPath:
+        late.append(cast(FakePath, opener(attachment)))
+        return cast(DataPath, late[0])
+
+    slot._open_path = open_late
+    slot.follow(replace(FAR, holder_id="two"), is_writing=False)
+    assert slot.close(deadline_s=1.0)
+    assert (path.is_closed, slot.path) == (True, None)
+    opener.let.set()
+    until(lambda: bool(late) and late[0].is_closed)
