@@ -57,6 +57,19 @@ def test_every_wrong_key_is_named(process: EngineProcess, model: Path, tmp_path:
     assert "lookup_deadline_ms = 'soon': must be a number" in text
 
 
+def test_rdma_without_a_service_that_exports(process: EngineProcess, model: Path, tmp_path: Path) -> None:
+    text = refusal(process, model, {**embedded(tmp_path / "pool"), "path": "rdma"})
+    assert "path = 'rdma': rdma needs a service that exports its pool; use service: instead of pool:" in text
+    assert not (tmp_path / "pool").exists()
+
+
+def test_rdma_on_a_machine_without_such_a_device(process: EngineProcess, model: Path, tmp_path: Path) -> None:
+    if Path("/sys/class/infiniband").exists() and os.listdir("/sys/class/infiniband"):
+        pytest.skip("needs hardware: a machine without RDMA devices")
+    text = refusal(process, model, {"service": f"unix://{tmp_path}/s", "path": "rdma"})
+    assert "the rdma path is asked for and not possible: this machine shows no RDMA device" in text
+
+
 def test_a_pool_whose_directory_is_missing(process: EngineProcess, model: Path, tmp_path: Path) -> None:
     text = refusal(process, model, embedded(tmp_path / "no" / "where"))
     assert f"the directory {tmp_path}/no does not exist" in text
