@@ -24,7 +24,7 @@ HEARTBEAT_S = 0.5
 class Daemon:
     """``meshfusion`` over the pool ``folder/pool``, on the socket ``folder/s``."""
 
-    def __init__(self, folder: Path, *, data_path: Path | None = None, more: str = "") -> None:
+    def __init__(self, folder: Path, *, data_path: Path | None = None, silence_s: float = 2.0, more: str = "") -> None:
         """``more``: YAML of further parts of the configuration."""
         self.address = f"unix://{folder}/s"
         self.pool = folder / "pool"
@@ -34,7 +34,8 @@ class Daemon:
         self._config.write_text(
             f"listen: {self.address}\n"
             f"pool: {{path: {self.pool}, create: true, size: 96MiB, segment_size: 8MiB{data}}}\n"
-            f"leases: {{heartbeat_s: {HEARTBEAT_S}, lease_ttl_s: 4, holder_silence_s: 2, grant_ttl_s: 60}}\n"
+            f"leases: {{heartbeat_s: {HEARTBEAT_S}, lease_ttl_s: {2 * silence_s}, holder_silence_s: {silence_s}, "
+            f"grant_ttl_s: 60}}\n"
             f"{more}"
         )
         self._process: subprocess.Popen[bytes] | None = None

@@ -22,7 +22,9 @@ CASE_DEADLINE_S = 180.0
 
 
 class RunScript(Protocol):
-    def __call__(self, script: str, case: str, memory_mib: int = DEFAULT_MEMORY_MIB) -> dict[str, Any]: ...
+    def __call__(
+        self, script: str, case: str, memory_mib: int = DEFAULT_MEMORY_MIB, deadline_s: float = CASE_DEADLINE_S
+    ) -> dict[str, Any]: ...
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -54,10 +56,12 @@ def machine_or_skip(kind: Kind, drives: tuple[EmulatedDrive, ...] = ()) -> Machi
 def run_script(uml: Machine, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> RunScript:
     """Runs a case of a script of this folder in a guest of its own; its report, which names nothing that is left."""
 
-    def run(script: str, case: str, memory_mib: int = DEFAULT_MEMORY_MIB) -> dict[str, Any]:
+    def run(
+        script: str, case: str, memory_mib: int = DEFAULT_MEMORY_MIB, deadline_s: float = CASE_DEADLINE_S
+    ) -> dict[str, Any]:
         tail = OutputTail(1 << 20)
         command = (sys.executable, str(Path(__file__).parent / script), case)
-        guest_run = GuestRun(command, output_directory=tmp_path, deadline_s=CASE_DEADLINE_S, memory_mib=memory_mib)
+        guest_run = GuestRun(command, output_directory=tmp_path, deadline_s=deadline_s, memory_mib=memory_mib)
         result = run_guest(guest_run, machine=uml, sink=tail)
         said = f"{tail.stdout}{tail.stderr}\n{(tmp_path / CONSOLE_LOG).read_text(errors='replace')}"
         assert result.exit_code == 0, said

@@ -34,6 +34,7 @@ PROMPT = make_prompt(1, 600)
 OTHER = make_prompt(2, 600)
 UNSAVED = make_prompt(3, 1100)
 SLOW_MBIT = 4
+SILENCE_S = 6.0  # such a guest may be slow
 
 
 def until(condition: Callable[[], object], timeout_s: float = 60.0) -> float:
@@ -56,7 +57,7 @@ class Rig:
         device = make_memory_device(MemoryDevice("mf0", SIZE_MIB))
         portals = ", ".join(f"'rdma://{path.target.address}:4420'" for path in self.paths)
         exports = f"exports: {{target: nvmet, portals: [{portals}]}}\n"
-        self.daemon = Daemon(folder, data_path=device, more=exports)
+        self.daemon = Daemon(folder, data_path=device, silence_s=SILENCE_S, more=exports)
         self.daemon.start()
         self.model = make_models(MODEL)["llama"]
         self._engines = 0
