@@ -6,6 +6,7 @@ Reads and writes go on all the time. Prints what it saw as one JSON object.
 from __future__ import annotations
 
 import json
+import random
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -34,6 +35,7 @@ RATES_MBIT = (24.0, 16.0)  # in either direction; together half of what the gues
 SHAPED = tuple(Shaping(rate_mbit=rate) for rate in RATES_MBIT)
 TIMEOUT_S = 4.0
 OUTAGE_TIMEOUT_S = 1.0
+STORM_S = 90.0
 ALONE_S, BEFORE_S, AGAIN_S = 2.0, 2.0, 2.0
 # Rates are far below what the settings are made for, and so are the bytes that wait on a path; and no test should wait
 # for the longest quarantine.
@@ -213,7 +215,36 @@ def lossy() -> Report:
     return {**observed(Lab(), fault), "left": take_down()}
 
 
-CASES = (stall, kill, flap, lossy)
+def storm() -> Report:
+    """Anything on either path, also on both, for a minute and a half; what is drawn differs each time."""
+    lab, seed = Lab(), random.SystemRandom().getrandbits(32)
+    rng = random.Random(seed)
+    with lab.loaded(*lab.paths) as (load, initiator):
+        end_s = time.monotonic() + STORM_S
+        while time.monotonic() < end_s:
+            path = rng.choice((BAD, GOOD))
+            match rng.choice(("cut", "cut", "kill", "loss")):
+                case "cut":
+                    cut_path(lab.paths[path])
+                    time.sleep(rng.uniform(0.0, 3.0))
+                case "kill":
+                    carry_out(withdraw_steps(lab.ports[path]))
+                    time.sleep(rng.uniform(0.0, 3.0))
+                    carry_out(offer_steps(lab.ports[path]))
+                case "loss":
+                    shape_path(lab.paths[path], Shaping(RATES_MBIT[path], loss_percent=rng.choice((0.3, 1.0, 5.0))))
+                    time.sleep(rng.uniform(0.5, 4.0))
+            if rng.random() < 0.8:  # else the next fault meets this one
+                lab.shape()
+                time.sleep(rng.uniform(0.0, 3.0))
+        lab.shape()
+        time.sleep(1.0)  # what was just cut may not be known to be
+        back_s = until(lambda: all(state_of(initiator, path) is PathState.LIVE for path in (BAD, GOOD)))
+    evidence = {"seed": seed, "back_s": round(back_s, 2), **load.evidence(), **lab.verify()}
+    return {**evidence, "left": take_down()}
+
+
+CASES = (stall, kill, flap, lossy, storm)
 
 if __name__ == "__main__":
     print(json.dumps({case.__name__: case for case in CASES}[sys.argv[1]]()))

@@ -47,10 +47,12 @@ def stamp(lba: int, lba_count: int, attempt: int) -> Words:
 
 
 class Place(NamedTuple):
-    """Of writes. ``attempts``: whose content may be there; one for certain, as long as none was in doubt."""
+    """Of writes. ``attempts``: whose content may be there, each block that of one of them. ``is_in_doubt``: content
+    may still land."""
 
     lba: int
     attempts: tuple[int, ...]
+    is_in_doubt: bool = False
 
 
 UNWRITTEN: Final = tuple(Place(READ_LBAS + number * TRANSFER_LBAS, (0,)) for number in range(PLACES))
@@ -86,8 +88,8 @@ class MixedLoad:
         )
         self._rng = np.random.default_rng(9)
         self._resting = deque(range(_SLOTS))
-        self._attempts = [place.attempts for place in places]
-        self._ready = deque(number for number, place in enumerate(places) if len(place.attempts) == 1)  # to be written
+        self._places = list(places)
+        self._ready = deque(number for number, place in enumerate(places) if not place.is_in_doubt)  # to be written
         self._written: deque[int] = deque()  # to be read back
         self._last_attempt = max(max(place.attempts) for place in places)
         self._begun = 0
@@ -123,7 +125,7 @@ class MixedLoad:
         return count * TRANSFER_BYTES * 8 / (to_s - from_s) / 1e6
 
     def places(self) -> list[Place]:
-        return [Place(place.lba, attempts) for place, attempts in zip(UNWRITTEN, self._attempts, strict=True)]
+        return list(self._places)
 
     def look_at_resting_memory(self) -> None:
         """Counts what was touched since it was given back; all of it is, when the load was stopped."""
@@ -170,7 +172,7 @@ class MixedLoad:
         if self._begun % 2 and self._ready:
             place = self._ready.popleft()
             self._last_attempt += 1
-            transfer = _Transfer(True, place, UNWRITTEN[place].lba, self._last_attempt, slot, deadline_s)
+            transfer = _Transfer(True, place, self._places[place].lba, self._last_attempt, slot, deadline_s)
             self._words(slot)[:] = _content(transfer)
             pending = self._initiator.begin_write(NSID, transfer.lba, [part], timeout_s=self._timeout_s)
         else:
@@ -181,7 +183,8 @@ class MixedLoad:
     def _next_read(self, slot: int, deadline_s: float) -> _Transfer:
         if self._written and len(self._ready) < UNDER_WAY:
             place = self._written.popleft()
-            return _Transfer(False, place, UNWRITTEN[place].lba, self._attempts[place][0], slot, deadline_s)
+            lba, attempts, _ = self._places[place]
+            return _Transfer(False, place, lba, attempts[0], slot, deadline_s)
         lba = int(self._rng.integers(0, READ_LBAS - TRANSFER_LBAS + 1))
         return _Transfer(False, None, lba, 0, slot, deadline_s)
 
@@ -198,7 +201,7 @@ class MixedLoad:
         if outcome == "done":
             self._done_s.append(transfer.ended_s)
         if transfer.is_write:
-            self._write_ended(transfer, is_done=outcome == "done")
+            self._write_ended(transfer, pending)
         else:
             self._read_ended(transfer, is_done=outcome == "done")
         if outcome == "failed":
@@ -209,13 +212,16 @@ class MixedLoad:
         else:
             self._rest(transfer.slot)
 
-    def _write_ended(self, transfer: _Transfer, *, is_done: bool) -> None:
+    def _write_ended(self, transfer: _Transfer, pending: PendingTransfer) -> None:
         assert transfer.place is not None
-        if is_done:
-            self._attempts[transfer.place] = (transfer.attempt,)
+        lba, attempts, _ = self._places[transfer.place]
+        if pending.error is None:
+            self._places[transfer.place] = Place(lba, (transfer.attempt,))
             self._written.append(transfer.place)
-        else:
-            self._attempts[transfer.place] += (transfer.attempt,)
+            return
+        self._places[transfer.place] = Place(lba, (*attempts, transfer.attempt), pending.is_in_doubt)
+        if not pending.is_in_doubt:
+            self._ready.append(transfer.place)
 
     def _read_ended(self, transfer: _Transfer, *, is_done: bool) -> None:
         if is_done:
