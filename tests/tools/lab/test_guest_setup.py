@@ -11,7 +11,14 @@ from meshfusion.tools.lab.guest_setup.__main__ import file_device, memory_device
 from meshfusion.tools.lab.guest_setup.block import MemoryDevice, memory_device_steps
 from meshfusion.tools.lab.guest_setup.initiator import block_devices
 from meshfusion.tools.lab.guest_setup.links import dummy_steps, path_steps, rdma_path, removal_steps
-from meshfusion.tools.lab.guest_setup.nvmet import Port, Subsystem, port_steps, subsystem_steps
+from meshfusion.tools.lab.guest_setup.nvmet import (
+    Port,
+    Subsystem,
+    offer_steps,
+    port_steps,
+    subsystem_steps,
+    withdraw_steps,
+)
 from meshfusion.tools.lab.guest_setup.nvmet import removal_steps as export_removal_steps
 from meshfusion.tools.lab.guest_setup.shaping import Shaping, shaping_steps
 from meshfusion.tools.lab.guest_setup.steps import (
@@ -62,6 +69,7 @@ def test_removal_leaves_what_is_not_ours() -> None:
 
 def test_shaping() -> None:
     assert commands(shaping_steps("v0", Shaping(rate_mbit=800, delay_us=50, jitter_us=5, loss_percent=0.1))) == [
+        "tc qdisc replace dev v0 root handle 4: pfifo",
         "tc qdisc replace dev v0 root handle 1: htb default 1",
         "tc class replace dev v0 parent 1: classid 1:1 htb rate 800mbit",
         "tc qdisc replace dev v0 parent 1:1 handle 2: netem delay 50us 5us loss 0.1% limit 10000",
@@ -111,6 +119,15 @@ def test_port_listens_last() -> None:
     assert Write(root / "ports" / "2" / "addr_trsvcid", "4420") in steps
     assert steps[-2:] == [
         Link(root / "ports" / "2" / "subsystems" / name, root / "subsystems" / name) for name in ("a", "b")
+    ]
+
+
+def test_a_port_is_taken_from_its_subsystems_and_given_back() -> None:
+    port = Port(2, "10.0.0.1", ("a", "b"))
+    listed = Path("/nvmet/ports/2/subsystems")
+    assert withdraw_steps(port, Path("/nvmet")) == [Remove(listed / "a"), Remove(listed / "b")]
+    assert offer_steps(port, Path("/nvmet")) == [
+        Link(listed / name, Path("/nvmet/subsystems") / name) for name in ("a", "b")
     ]
 
 

@@ -77,8 +77,19 @@ def port_steps(port: Port, root: Path = NVMET) -> list[Step]:
         Write(folder / "addr_trtype", port.transport),
         Write(folder / "addr_traddr", port.address),
         Write(folder / "addr_trsvcid", str(port.service)),
-        *(Link(folder / "subsystems" / nqn, root / "subsystems" / nqn) for nqn in port.nqns),
+        *offer_steps(port, root),
     ]
+
+
+def offer_steps(port: Port, root: Path = NVMET) -> list[Step]:
+    """Its subsystems are reached there from now on."""
+    listed = root / "ports" / str(port.number) / "subsystems"
+    return [Link(listed / nqn, root / "subsystems" / nqn) for nqn in port.nqns]
+
+
+def withdraw_steps(port: Port, root: Path = NVMET) -> list[Step]:
+    """Undoes :func:`offer_steps`: connected hosts lose their connections, and it stops to listen."""
+    return [Remove(root / "ports" / str(port.number) / "subsystems" / nqn) for nqn in port.nqns]
 
 
 def export(subsystems: Iterable[Subsystem], ports: Iterable[Port]) -> None:

@@ -26,10 +26,14 @@ class Shaping:
 
 
 def shaping_steps(interface: str, shaping: Shaping) -> list[Run]:
-    """HTB holds the rate; netem below it, delay and loss. For an interface that is shaped already, too."""
+    """HTB holds the rate; netem below it, delay and loss.
+
+    For an interface that is shaped already, too: packets that wait there are lost then.
+    """
     netem = _netem(shaping)
     if shaping.rate_mbit:
         steps = [
+            run(f"tc qdisc replace dev {interface} root handle 4: pfifo"),  # HTB cannot be put in place of HTB
             run(f"tc qdisc replace dev {interface} root handle 1: htb default 1"),
             run(f"tc class replace dev {interface} parent 1: classid 1:1 htb rate {shaping.rate_mbit:g}mbit"),
         ]
