@@ -33,6 +33,7 @@ class MemoryNamespace:
     capacity_bytes: int
     max_descriptors: int = 1
     error: MeshFusionError | None = None  # of every transfer
+    is_retryable: bool = False  # that error
     holds: bool = False  # transfers stay under way until the test ends them
     flush_error: MeshFusionError | None = None
     medium: bytearray = field(init=False)
@@ -108,7 +109,7 @@ class MemoryNamespace:
         if self.is_closed:
             pending.end(gone())
         elif self.error is not None:
-            pending.end(self.error)
+            pending.end(self.error, is_retryable=self.is_retryable)
         elif self.holds:
             self.held.append(Held(pending, land))
             self.waiting.release()
