@@ -99,6 +99,7 @@ class PathOpener:
 
     def _open_rdma(self, attachment: Attachment, namespace: Namespace) -> DataPath:
         from meshfusion.host.path.flexpath.addresses import path_specs
+        from meshfusion.host.path.flexpath.board import show_paths
         from meshfusion.host.path.flexpath.multipath import Multipath
         from meshfusion.host.path.namespace_view import NamespaceView, read_blocks
         from meshfusion.host.path.rdma import rdma_path
@@ -118,6 +119,7 @@ class PathOpener:
         except BaseException:
             multipath.close(timeout_s=0.0)
             raise
+        show_paths(multipath, attachment.pool_uuid)
         logger.info("connected to %s over %s", export.subsystem_nqn, ", ".join(path.name for path in addresses))
         return rdma_path(
             view,

@@ -19,6 +19,7 @@ from meshfusion.tools.mfctl.chunk_commands import chunk
 from meshfusion.tools.mfctl.config_commands import config
 from meshfusion.tools.mfctl.doctor_command import doctor
 from meshfusion.tools.mfctl.output import EXIT_INTERRUPTED, report_error, report_json, wants_json
+from meshfusion.tools.mfctl.path_commands import path
 from meshfusion.tools.mfctl.pool_commands import pool
 from meshfusion.tools.mfctl.service_commands import run, service
 
@@ -88,10 +89,10 @@ def _version() -> str:
 @click.group(cls=RootGroup, epilog=EXIT_CODES_HELP, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(_version(), prog_name="mfctl")
 def mfctl() -> None:
-    """Create, serve and inspect MeshFusion pools; try RDMA without RDMA hardware."""
+    """Create, serve and inspect MeshFusion pools and the paths to them; try RDMA without RDMA hardware."""
 
 
-for command in (pool, service, chunk, config, doctor, lab):
+for command in (pool, service, chunk, path, config, doctor, lab):
     mfctl.add_command(command)
 
 meshfusion = RootCommand(

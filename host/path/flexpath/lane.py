@@ -16,11 +16,16 @@ _PATIENCE_DOUBLINGS_MAX = 2
 
 class Lane:
     """``weight``: how much worse its way to the memory is than the best one (see
-    :mod:`meshfusion.host.path.flexpath.locality`)."""
+    :mod:`meshfusion.host.path.flexpath.locality`). ``is_disabled``: by an operator, whatever its health is.
+    ``read_bytes`` and ``written_bytes``: of requests that were answered well."""
 
-    def __init__(self, path: int, weight: float, settings: SpreadSettings) -> None:
+    def __init__(self, path: int, name: str, weight: float, settings: SpreadSettings) -> None:
         assert weight >= 1
         self.path = path
+        self.name = name
+        self.is_disabled = False
+        self.read_bytes = 0
+        self.written_bytes = 0
         self.health = Health(settings)
         self.speed = Speed(settings.assumed_bandwidth_bytes_per_s, settings.assumed_latency_s)
         self.outstanding_bytes = 0
@@ -32,6 +37,16 @@ class Lane:
         self._refused_until_s: dict[int, float] = {}
         self._heard_s = 0.0
         self._overruns = 0
+
+    @property
+    def is_usable(self) -> bool:
+        """May it be given something new?"""
+        return self.health.is_usable and not self.is_disabled
+
+    @property
+    def may_recover(self) -> bool:
+        """Is it worth waiting for? Nobody knows when an operator enables a path again."""
+        return self.health.may_recover and not self.is_disabled
 
     # ---- what it reaches -----------------------------------------------------------------------------------------
 
@@ -63,6 +78,8 @@ class Lane:
     def words(self, now_s: float, nsid: int) -> str:
         """Why it is not used for the namespace."""
         state = self._access.get(nsid)
+        if self.is_disabled:
+            return "disabled by an operator"
         if not self.health.is_usable:
             return self.health.state.value
         if state is None:
@@ -86,6 +103,10 @@ class Lane:
         """It is done: learn from it."""
         self._heard(now_s, attempt)
         self._overruns = 0
+        if attempt.request.kind is Kind.READ:
+            self.read_bytes += attempt.request.length_bytes
+        else:
+            self.written_bytes += attempt.request.length_bytes
         self.speed.observe(now_s, attempt.bytes_ahead, now_s - attempt.begun_s)
         self.health.answered()
 

@@ -39,13 +39,15 @@ class PathSpec(NamedTuple):
 
 
 class Link:
-    """``initiator`` is None while there is none, and ``error`` says why. ``is_given_up``: it will not reconnect."""
+    """``initiator`` is None while there is none, and ``error`` says why. ``is_given_up``: it will not reconnect.
+    ``last_error``: what went wrong here last, for people."""
 
     def __init__(self, path: int, spec: PathSpec, on_event: Callable[[int, ControllerEvent], None]) -> None:
         self.path = path
         self.name = spec.name
         self.initiator: PathInitiator | None = None
         self.error: MeshFusionError | None = None
+        self.last_error = ""
         self.is_given_up = False
         self._spec = spec
         self._on_event = on_event
@@ -62,6 +64,7 @@ class Link:
         if self.error is None or self.error.message != error.message:  # once, not at every attempt
             logger.warning("path %s is not there: %s", self.name, error)
         self.error = error
+        self.last_error = error.message
 
     def register(self, initiator: PathInitiator, regions: Iterable[SharedRegion]) -> None:
         """Raises what registering raises."""

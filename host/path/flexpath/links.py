@@ -58,6 +58,14 @@ class Links:
     def name(self, path: int) -> str:
         return self._links[path].name
 
+    def last_error(self, path: int) -> str:
+        """Empty: nothing went wrong so far."""
+        return self._links[path].last_error
+
+    def note(self, path: int, error: MeshFusionError) -> None:
+        """Something went wrong there."""
+        self._links[path].last_error = error.message
+
     def initiator(self, path: int) -> PathInitiator | None:
         """None: there is no connection, and will be none soon."""
         return self._links[path].initiator

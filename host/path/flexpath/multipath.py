@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, NamedTuple
 
+from meshfusion.host.path.flexpath.flushing import Flushing
 from meshfusion.host.path.flexpath.link import PathSpec
 from meshfusion.host.path.flexpath.links import Links
 from meshfusion.host.path.flexpath.pieces import Piece, Whole, pieces_of
@@ -24,8 +25,7 @@ from meshfusion.host.path.flexpath.same_namespace import SameNamespaces
 from meshfusion.host.path.flexpath.serial import Serial
 from meshfusion.host.path.flexpath.settings import SpreadSettings
 from meshfusion.host.path.flexpath.spread import Effects, Spread
-from meshfusion.host.path.flexpath.unflushed import Unflushed
-from meshfusion.jbof.errors import MediaError, MeshFusionError
+from meshfusion.jbof.errors import ConfigError, MediaError, MeshFusionError
 from meshfusion.jbof.nvme.controller import not_connected
 from meshfusion.jbof.nvme.controller_effects import (
     Connected,
@@ -83,15 +83,15 @@ class Multipath:
     ) -> None:
         settings = settings or SpreadSettings()
         self._piece_bytes = settings.piece_bytes
-        self._spread = Spread(settings, [spec.weight for spec in paths])
+        self._spread = Spread(settings, [spec.weight for spec in paths], [spec.name for spec in paths])
         self._tasks: Serial[_Task | Callable[[], None]] = Serial(self._work)
         self._open: set[_Transfer] = set()  # of whoever is at work
         self._crash: MeshFusionError | None = None
         self._namespaces = SameNamespaces()  # of whoever is at work
-        self._unflushed = Unflushed()
-        self._unflushed_lock = threading.Lock()
         self._is_over = threading.Event()
+        self._when_closed: list[Callable[[], None]] = []
         self._links = Links(paths, self._on_event, self._on_joined, self._wait_for_turn, retry_s=retry_s)
+        self._flushing = Flushing(self._links)
         self._links.open()
         threading.Thread(target=self._tick_loop, name="flexpath-tick", daemon=True).start()
 
@@ -104,7 +104,24 @@ class Multipath:
 
     def reports(self) -> list[PathReport]:
         """For people and metrics; may be asked from any thread, and is not of one instant."""
-        return [report_of(lane, self._links.name(lane.path)) for lane in self._spread.lanes]
+        return [report_of(lane, self._links.last_error(lane.path)) for lane in self._spread.lanes]
+
+    def disable(self, name: str) -> None:
+        """All paths of this name get nothing new, from any thread. With none left, requests fail and say why.
+
+        Raises :class:`~meshfusion.jbof.errors.ConfigError`: there is none.
+        """
+        for path in self._named(name):
+            self._tasks.put(_Task(partial(self._spread.disable, path=path)))
+
+    def enable(self, name: str) -> None:
+        """They are used again. Raises as :meth:`disable` does."""
+        for path in self._named(name):
+            self._tasks.put(_Task(partial(self._spread.enable, path=path)))
+
+    def when_closed(self, call: Callable[[], None]) -> None:
+        """``call`` at the end of :meth:`close`."""
+        self._when_closed.append(call)
 
     def lba_bytes(self, nsid: int) -> int | None:
         """Of a block of this namespace; None: no path has shown it."""
@@ -129,28 +146,7 @@ class Multipath:
 
         Raises :class:`~meshfusion.jbof.errors.MeshFusionError`: they are not known to be.
         """
-        end_s = time.monotonic() + timeout_s
-        error: MeshFusionError | None = None
-        with self._unflushed_lock:
-            paths = self._unflushed.paths(nsid)
-        for path in paths:
-            initiator = self._links.initiator(path)
-            try:
-                if initiator is None:
-                    raise not_connected(self._links.name(path))
-                initiator.flush(nsid, timeout_s=max(0.001, end_s - time.monotonic()))
-            except MeshFusionError as raised:
-                error = error or raised
-        with self._unflushed_lock:
-            lost = self._unflushed.settle(nsid)
-        if error is not None:
-            raise error
-        if lost:
-            names = ", ".join(map(self._links.name, lost))
-            raise MediaError(
-                f"the connection of {names} was lost before what was written over it was flushed",
-                next_step="Nothing: what was written is not used. See why the connection was lost.",
-            )
+        self._flushing.flush(nsid, timeout_s=timeout_s)
 
     def close(self, *, timeout_s: float) -> None:
         """As an initiator's: in order for ``timeout_s``, then at once. Again is no error.
@@ -161,6 +157,17 @@ class Multipath:
         self._wait_for_turn()
         self._links.close(timeout_s=timeout_s)
         self._is_over.set()
+        calls, self._when_closed = self._when_closed, []
+        for call in calls:
+            call()
+
+    def _named(self, name: str) -> list[int]:
+        lanes = self._spread.lanes
+        paths = [lane.path for lane in lanes if lane.name == name]
+        if not paths:
+            known = ", ".join(lane.name for lane in lanes)
+            raise ConfigError(f"there is no path {name!r}", next_step=f"Name one of these: {known}.")
+        return paths
 
     def _begin(
         self, kind: Kind, nsid: int, lba: int, memory: Sequence[RegionPart], timeout_s: float
@@ -271,6 +278,8 @@ class Multipath:
         self._tasks.put(_Task(partial(self._spread.on_transfer, effect=effect)))
 
     def _on_ended(self, attempt: Attempt, inner: PendingTransfer) -> None:
+        if inner.error is not None:
+            self._links.note(attempt.path, inner.error)
         if inner.is_in_doubt:
             assert inner.error is not None
             self._became(TransferInDoubt(attempt, inner.error))
@@ -279,15 +288,16 @@ class Multipath:
             self._became(TransferFailed(attempt, inner.error, inner.is_retryable))
         else:
             if attempt.request.kind is Kind.WRITE:
-                with self._unflushed_lock:  # by the thread that will tell of its connection's loss, so before that
-                    self._unflushed.wrote(attempt.path, attempt.request.nsid)
+                # by the thread that will tell of its connection's loss, so before that
+                self._flushing.wrote(attempt.path, attempt.request.nsid)
             self._became(TransferDone(attempt))
 
     def _on_event(self, path: int, event: ControllerEvent) -> None:
         match event:
             case ConnectionLost() | ControllerLost() | Disconnected():
-                with self._unflushed_lock:
-                    self._unflushed.lost(path)
+                self._flushing.lost(path)
+                if not isinstance(event, Disconnected):
+                    self._links.note(path, event.error)
                 if isinstance(event, ControllerLost):
                     self._links.give_up(path)
                 self._tasks.put(_Task(partial(self._spread.lost, path=path)))

@@ -15,6 +15,7 @@ _DECAY: Final = 1 - 1 / _MEMORY
 _HALF_LIFE_S: Final = 1.0  # with few answers: a path that was slow must not look so for long
 _SPREAD_MIN: Final = 0.1  # standard deviation of the bytes, in their mean, below which there is no line to see
 _LATENCY_PART_MAX: Final = 0.75  # of what was seen: noise must not make a path infinitely fast
+_TICK_S: Final = 1e-9  # of the clock: nothing takes less, and a bandwidth stays finite
 _OUTLIER_FACTOR: Final = 8.0  # one answer that was held up somewhere must not decide
 
 
@@ -48,6 +49,7 @@ class Speed:
         """A request that made it ``bytes_ahead`` bytes under way was answered now, ``seconds`` later."""
         if bytes_ahead <= 0 or seconds <= 0:
             return
+        seconds = max(seconds, _TICK_S)
         if self.is_measured:
             seconds = min(seconds, _OUTLIER_FACTOR * self.completion_s(bytes_ahead))
         kept = _DECAY * 2.0 ** -((now_s - self._seen_s) / _HALF_LIFE_S)

@@ -45,11 +45,16 @@ _ANA_STATUS_CODES = frozenset({0x01, 0x02, 0x03})  # of the path related ones (B
 
 
 class Spread:
-    """Over paths 0, 1, … with these ``weights`` (1: the best way to the memory; twice the time counts as 2)."""
+    """Over paths 0, 1, … with these ``weights`` (1: the best way to the memory; twice the time counts as 2).
 
-    def __init__(self, settings: SpreadSettings, weights: Sequence[float]) -> None:
+    ``names``: of the paths, in what people are told.
+    """
+
+    def __init__(self, settings: SpreadSettings, weights: Sequence[float], names: Sequence[str] = ()) -> None:
         self._settings = settings
-        self._lanes = [Lane(path, weight, settings) for path, weight in enumerate(weights)]
+        names = names or [f"path {path}" for path in range(len(weights))]
+        named = zip(names, weights, strict=True)
+        self._lanes = [Lane(path, name, weight, settings) for path, (name, weight) in enumerate(named)]
         self._backlog = Backlog()
         self._doubtful: dict[Attempt, None] = {}  # reads whose memory is not free
         self._told_states = [PathState.QUARANTINED] * len(self._lanes)
@@ -88,6 +93,21 @@ class Spread:
         for attempt in list(self._doubtful):
             effects += self._tell_doubt(attempt.request)
         return effects + self._send(now_s)
+
+    # ---- what operators say --------------------------------------------------------------------------------------
+
+    def disable(self, now_s: float, path: int) -> Effects:
+        """It gets nothing new until it is enabled; what is under way on it ends as it would have. It has not failed.
+
+        Again is no error. What no other path can take fails now.
+        """
+        self._lanes[path].is_disabled = True
+        return self._send(now_s)
+
+    def enable(self, now_s: float, path: int) -> Effects:
+        """It is what it would be if it had never been disabled."""
+        self._lanes[path].is_disabled = False
+        return self._send(now_s)
 
     # ---- what paths say ------------------------------------------------------------------------------------------
 
@@ -217,27 +237,23 @@ class Spread:
             return _late(request)
         if self._reaching(now_s, request.nsid):
             return None
-        ways = ", ".join(f"path {lane.path}: {lane.words(now_s, request.nsid)}" for lane in self._lanes)
+        ways = ", ".join(f"{lane.name}: {lane.words(now_s, request.nsid)}" for lane in self._lanes)
         cause = f"; the last one said: {request.error.message}" if request.error is not None else ""
-        return NoPathError(
-            f"no path reaches namespace {request.nsid} now ({ways}){cause}",
-            next_step="See why the connections were lost, and which access state the target gives them.",
-        )
+        step = "See why the connections were lost, and which access state the target gives them."
+        if any(lane.is_disabled for lane in self._lanes):
+            step = f"Enable what was disabled: `mfctl path enable`. {step}"
+        return NoPathError(f"no path reaches namespace {request.nsid} now ({ways}){cause}", next_step=step)
 
     def _is_late(self, now_s: float, request: Request) -> bool:
         return now_s >= request.deadline_s - self._settings.least_time_s
 
     def _reaching(self, now_s: float, nsid: int) -> list[Lane]:
         """Paths to the namespace that may be used, or perhaps soon."""
-        return [
-            lane
-            for lane in self._lanes
-            if (lane.health.is_usable or lane.health.may_recover) and lane.reaches(now_s, nsid)
-        ]
+        return [lane for lane in self._lanes if (lane.is_usable or lane.may_recover) and lane.reaches(now_s, nsid)]
 
     def _send_one(self, now_s: float, request: Request) -> Effects | None:
         """None: it has to wait."""
-        usable = [lane for lane in self._reaching(now_s, request.nsid) if lane.health.is_usable]
+        usable = [lane for lane in self._reaching(now_s, request.nsid) if lane.is_usable]
         path = choose(
             [lane.candidate(now_s, request) for lane in usable],
             request.length_bytes,

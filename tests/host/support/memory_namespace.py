@@ -33,6 +33,7 @@ class MemoryNamespace:
     capacity_bytes: int
     max_descriptors: int = 1
     error: MeshFusionError | None = None  # of every transfer
+    is_retryable: bool = False  # that error
     holds: bool = False  # transfers stay under way until the test ends them
     flush_error: MeshFusionError | None = None
     medium: bytearray = field(init=False)
@@ -41,6 +42,8 @@ class MemoryNamespace:
     regions: list[RegisteredRegion] = field(default_factory=list)
     is_closed: bool = False
     waiting: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+    nsid: int = NSID
+    lba_bytes: int = LBA_BYTES
 
     def __post_init__(self) -> None:
         self.medium = bytearray(self.capacity_bytes)
@@ -67,7 +70,7 @@ class MemoryNamespace:
         return self._begin("write", nsid, lba, memory, timeout_s)
 
     def flush(self, nsid: int, *, timeout_s: float) -> None:
-        assert nsid == NSID
+        assert nsid == self.nsid
         self.log.append(("flush", 0))
         if self.flush_error is not None:
             raise self.flush_error
@@ -89,13 +92,13 @@ class MemoryNamespace:
         return ctypes.string_at(remote.address, remote.length_bytes)
 
     def _begin(self, what: str, nsid: int, lba: int, memory: Sequence[RegionPart], timeout_s: float) -> PendingTransfer:
-        assert nsid == NSID
+        assert nsid == self.nsid
         pending = PendingTransfer(memory, time.monotonic() + timeout_s)
         self.log.append((what, lba))
         remotes = [part.remote for part in memory]
 
         def land() -> None:
-            at = lba * LBA_BYTES
+            at = lba * self.lba_bytes
             for remote in remotes:
                 if what == "read":
                     self.rdma_write(remote, bytes(self.medium[at : at + remote.length_bytes]))
@@ -106,7 +109,7 @@ class MemoryNamespace:
         if self.is_closed:
             pending.end(gone())
         elif self.error is not None:
-            pending.end(self.error)
+            pending.end(self.error, is_retryable=self.is_retryable)
         elif self.holds:
             self.held.append(Held(pending, land))
             self.waiting.release()

@@ -63,6 +63,7 @@ def test_help_does_not_wait_for_heavy_libraries() -> None:
 
 def test_every_command_has_help_and_both_formats() -> None:
     commands = "pool create,pool status,pool check,service run,chunk ls,chunk show,config check,config example,doctor"
+    commands += ",path list,path test,path disable,path enable"
     for command in commands.split(","):
         result = run(*command.split(), "--help")
         assert result.exit_code == 0

@@ -63,8 +63,9 @@ class FakePath(MemoryNamespace):
     # ---- what happens to it --------------------------------------------------------------------------------------
 
     def lose(self, *, free_memory: bool = True) -> None:
-        """Its connection: what is held is in doubt."""
+        """Its connection: what is held is in doubt, and what is begun from now on was not sent."""
         held, self.held = self.held, [] if free_memory else self.held
+        self.is_retryable = True
         self.inventory, self.error = Inventory(), gone()
         for one in held:
             one.pending.doubt(gone())
@@ -74,7 +75,7 @@ class FakePath(MemoryNamespace):
                 one.pending.free_memory()
 
     def come_back(self) -> None:
-        self.inventory, self.error = inventory_of(NSID, NGUID), None
+        self.inventory, self.error, self.is_retryable = inventory_of(NSID, NGUID), None, False
         self.on_event(Connected(None))  # type: ignore[arg-type]
 
     def give_up(self) -> None:

@@ -11,7 +11,7 @@ import pytest
 from meshfusion.host.path.flexpath.health import PathState
 from meshfusion.host.path.flexpath.requests import NoPathError
 from meshfusion.host.path.flexpath.settings import SpreadSettings
-from meshfusion.jbof.errors import MediaError
+from meshfusion.jbof.errors import ConfigError, MediaError
 from meshfusion.jbof.nvme.logs import AnaState
 from meshfusion.jbof.nvme.memory import MemoryInUseError
 from meshfusion.jbof.nvme.pending import FateUnknownError
@@ -147,7 +147,7 @@ def test_without_any_path_it_fails_at_once() -> None:
     with rig() as r:
         for number in (0, 1):
             r.fabric.path(number).lose()
-        with pytest.raises(NoPathError, match="path 0: quarantined, path 1: quarantined"):
+        with pytest.raises(NoPathError, match="p0: quarantined, p1: quarantined"):
             r.read().wait()
 
 
@@ -167,9 +167,45 @@ def test_another_namespace_under_the_same_number_is_not_touched() -> None:
     with rig(fabric=fabric) as r:
         assert r.used() == {0}
         r.fabric.path(0).lose()
-        with pytest.raises(NoPathError, match="path 1: does not have it"):
+        with pytest.raises(NoPathError, match="p1: does not have it"):
             r.write().wait()
         assert not any(number == 1 for number, _, _ in fabric.log)
+
+
+def test_a_path_is_disabled_and_enabled_by_its_name() -> None:
+    with rig() as r:
+        r.paths.disable("p0")
+        assert r.used() == {1}
+        assert [report.is_disabled for report in r.paths.reports()] == [True, False]
+        r.paths.disable("p1")
+        with pytest.raises(NoPathError, match="p0: disabled by an operator, p1: disabled by an operator"):
+            r.read().wait()
+        r.paths.enable("p0")
+        assert r.used() == {0}
+        with pytest.raises(ConfigError, match="p9") as caught:
+            r.paths.disable("p9")
+        assert "p0, p1" in caught.value.next_step
+
+
+def test_what_a_path_moved_and_what_went_wrong_there_is_reported() -> None:
+    with rig(1) as r:
+        r.read().wait()
+        r.write().wait()
+        r.write().wait()
+        (report,) = r.paths.reports()
+        assert (report.read_bytes, report.written_bytes, report.last_error) == (BLOCK, 2 * BLOCK, "")
+        r.fabric.path(0).lose()
+        (report,) = r.paths.reports()
+        assert report.last_error == "the connection is gone"
+
+
+def test_whoever_asked_hears_of_the_end_once() -> None:
+    heard = []
+    with rig() as r:
+        r.paths.when_closed(lambda: heard.append("closed"))
+        assert heard == []
+    r.paths.close(timeout_s=1.0)
+    assert heard == ["closed"]
 
 
 def test_paths_are_reported() -> None:

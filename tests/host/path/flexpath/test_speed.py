@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from meshfusion.host.path.flexpath.speed import SAMPLES_MIN, Speed
@@ -80,6 +80,7 @@ def test_forgetting_keeps_the_guess_and_drops_the_proof() -> None:
 ANSWERS = st.tuples(st.floats(0, 3000), st.integers(0, 1 << 34), st.floats(0, 1e4))
 
 
+@example([(0.0, 1, 1.0)] * 3 + [(1075.0, 2, 5e-324)], 1)
 @given(st.lists(ANSWERS, max_size=80), st.integers(1, 1 << 34))
 def test_whatever_was_seen_more_bytes_take_longer(seen: list[tuple[float, int, float]], ahead_bytes: int) -> None:
     speed, now_s = assumed(), 0.0

@@ -245,6 +245,73 @@ def test_what_the_path_had_no_time_for_counts_against_it() -> None:
     assert rig.last().path != rig.attempts[0].path
 
 
+def test_a_disabled_path_gets_nothing_new_and_ends_what_it_has() -> None:
+    rig = Rig()
+    rig.begin("a")
+    first = rig.last()
+    rig.take(rig.spread.disable(rig.now_s, first.path))
+    for owner in range(5):
+        rig.begin(owner, Kind.WRITE, length_bytes=1000)
+    assert {attempt.path for attempt in rig.attempts[1:]} == {1 - first.path}
+    assert rig.told == [], "what it has is neither replayed nor given up"
+    rig.say(TransferDone(first))
+    assert rig.told == [TransferDone("a")]
+    assert set(rig.states.values()) == {PathState.LIVE}
+    assert rig.spread.lanes[first.path].health.strikes == 0
+    rig.take(rig.spread.enable(rig.now_s, first.path))
+    rig.begin("b", length_bytes=1000)
+    assert rig.last().path == first.path, "at once, and in full"
+
+
+def test_what_a_disabled_path_fails_goes_elsewhere() -> None:
+    rig = Rig()
+    rig.begin("a")
+    first = rig.last()
+    rig.take(rig.spread.disable(rig.now_s, first.path))
+    rig.say(TransferFailed(first, LOST, is_retryable=True))
+    assert [attempt.path for attempt in rig.attempts] == [first.path, 1 - first.path]
+
+
+def test_disabling_the_last_path_fails_what_waits_and_what_comes_and_says_why() -> None:
+    rig = Rig(paths=1, max_outstanding_bytes=2 * MIB)
+    rig.begin("a", Kind.WRITE, length_bytes=2 * MIB)
+    rig.begin("b", length_bytes=2 * MIB)
+    rig.take(rig.spread.disable(rig.now_s, 0))
+    rig.begin("c")
+    assert [effect.owner for effect in rig.told] == ["b", "c"]
+    for effect in rig.told:
+        assert isinstance(effect.error, NoPathError)
+        assert "path 0: disabled by an operator" in effect.error.message
+        assert "mfctl path enable" in effect.error.next_step
+    rig.say(TransferDone(rig.attempts[0]))
+    assert rig.told[2:] == [TransferDone("a")]
+
+
+def test_a_silent_path_that_is_disabled_is_not_waited_for() -> None:
+    rig = Rig(paths=1)
+    rig.begin("a", Kind.WRITE)
+    rig.after(0.2)
+    assert rig.states[0] is PathState.SUSPECT
+    rig.begin("b")
+    assert rig.told == []
+    rig.take(rig.spread.disable(rig.now_s, 0))
+    ((owner, error, _),) = rig.told
+    assert owner == "b"
+    assert isinstance(error, NoPathError)
+
+
+def test_bytes_that_were_answered_are_counted() -> None:
+    rig = Rig(paths=1)
+    rig.begin("a", length_bytes=1000)
+    rig.begin("b", Kind.WRITE, length_bytes=300)
+    rig.begin("c", Kind.WRITE, length_bytes=77)
+    for attempt in rig.attempts[:2]:
+        rig.say(TransferDone(attempt))
+    rig.say(TransferFailed(rig.attempts[2], MediaError("no", next_step="none"), is_retryable=False))
+    (lane,) = rig.spread.lanes
+    assert (lane.read_bytes, lane.written_bytes) == (1000, 300)
+
+
 def test_closing_sends_nothing_more_and_tells_doubts() -> None:
     rig = Rig(max_outstanding_bytes=2 * MIB)
     for owner in range(4):

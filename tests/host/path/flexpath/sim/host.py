@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from meshfusion.host.path.flexpath.health import PathState
-from meshfusion.host.path.flexpath.requests import Attempt, Begin, Kind, PathChanged, SpreadEffect
+from meshfusion.host.path.flexpath.requests import Attempt, Begin, Kind, NoPathError, PathChanged, SpreadEffect
 from meshfusion.host.path.flexpath.settings import SpreadSettings
 from meshfusion.host.path.flexpath.spread import Spread
 from meshfusion.jbof.nvme.logs import AnaState
@@ -80,6 +80,7 @@ class Host:
         self.spread = Spread(settings, [1.0] * len(paths))
         self.memory = HostMemory(rng)
         self.watched = [Watched() for _ in paths]
+        self.disabled: set[int] = set()
         self.open: dict[Asked, None] = {}
         self.extents: list[Extent] = []  # with certain content
         self.free: list[Extent] = []
@@ -127,6 +128,18 @@ class Host:
         length_bytes = extent.blocks * NOMINAL_BLOCK_BYTES
         self.on_effects(self.spread.begin(now_s, asked, kind, extent.nsid, length_bytes, asked.deadline_s))
         return asked
+
+    # ---- operating -----------------------------------------------------------------------------------------------
+
+    def disable(self, path: int) -> None:
+        self.disabled.add(path)
+        effects = self.spread.disable(self.clock.now_s, path)
+        must(not any(isinstance(effect, PathChanged) for effect in effects), "a path that is disabled counts as failed")
+        self.on_effects(effects)
+
+    def enable(self, path: int) -> None:
+        self.disabled.discard(path)
+        self.on_effects(self.spread.enable(self.clock.now_s, path))
 
     # ---- events --------------------------------------------------------------------------------------------------
 
@@ -182,6 +195,7 @@ class Host:
         assert isinstance(asked, Asked)
         watched, path = self.watched[attempt.path], self.paths[attempt.path]
         must(asked in self.open and not asked.outcome, "a request that has ended is sent")
+        must(attempt.path not in self.disabled, "something begins on a disabled path")
         must(now_s < asked.deadline_s, "a command is sent after its deadline")
         must(now_s < attempt.deadline_s <= asked.deadline_s, "a command may become older than its deadline")
         must(not asked.must_not_repeat, "what may not be repeated is")
@@ -216,6 +230,7 @@ class Host:
         for other, watched in zip(self.paths, self.watched, strict=True):
             is_settled = self.clock.now_s > watched.access_s + ACCESS_SETTLED_S
             is_good = is_settled and other.is_connected and not watched.had_trouble
+            is_good = is_good and other.number not in self.disabled
             must(
                 not (is_good and other.told_access[nsid] is OPTIMIZED),
                 f"path {attempt.path} is not optimized, path {other.number} is",
@@ -240,6 +255,8 @@ class Host:
                 self._over(asked)
             case TransferFailed(_, error, is_retryable):
                 asked.outcome = "failed"
+                if isinstance(error, NoPathError) and "disabled by an operator" in error.message:
+                    self.seen["failed while paths are disabled"] += 1
                 self._check_failure(asked, error if is_retryable else None)
                 if asked.kind is Kind.WRITE:
                     self.free.append(asked.extent)  # its fate is known

@@ -113,6 +113,12 @@ def _takes_a_stalled_path_for_idle(self: Lane, now_s: float, request: Request) -
     return candidate
 
 
+def _takes_the_disabled_for_failed(self: Spread, now_s: float, path: int) -> Effects:
+    self._lanes[path].is_disabled = True
+    self._lanes[path].health.failed(now_s)
+    return self._send(now_s)
+
+
 MUTANTS: dict[str, AbstractContextManager[Any]] = {
     "replays a read before its memory is safe": patch.object(Spread, "on_transfer", _replays_before_memory_is_safe),
     "repeats a write in doubt": patch.object(Spread, "on_transfer", _repeats_doubtful_writes),
@@ -134,5 +140,8 @@ MUTANTS: dict[str, AbstractContextManager[Any]] = {
     "ignores refusals": patch.object(Lane, "refused", lambda *_: None),
     "takes the not optimized alike": patch.object(Lane, "candidate", _takes_the_not_optimized_alike),
     "takes a stalled path for idle": patch.object(Lane, "candidate", _takes_a_stalled_path_for_idle),
+    "forgets what is disabled": patch.object(Lane, "is_usable", property(lambda self: self.health.is_usable)),
+    "forgets to enable": patch.object(Spread, "enable", lambda *_: []),
+    "takes the disabled for failed": patch.object(Spread, "disable", _takes_the_disabled_for_failed),
     "takes all paths for equally fast": patch.object(Speed, "observe", lambda *_: None),
 }

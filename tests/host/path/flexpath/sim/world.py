@@ -63,6 +63,8 @@ class World:
             host.recycle()
         if rng.random() < 0.03:
             self._fault(rng.choice(self.paths))
+        if rng.random() < 0.01:
+            self._operate(rng.choice(self.paths).number)
         if rng.random() < 0.01:  # a quiet time
             self.clock.run_until(self.clock.now_s + rng.uniform(0.5, 5))
 
@@ -95,6 +97,14 @@ class World:
                 self._later(away_s, lambda: setattr(path, "slowness", 1.0))
             case "access":
                 path.set_access(rng.choice(NSIDS), rng.choice(_STATES))
+
+    def _operate(self, path: int) -> None:
+        """What is good stays enabled: its reads may not fail."""
+        if self.is_protected and path == 0:
+            return
+        self.seen["disable"] += 1
+        self.host.disable(path)
+        self._later(self.rng.choice((0.02, 0.3, 2.0, 8.0)), lambda: self.host.enable(path))
 
     def _later(self, delay_s: float, action: Callable[[], None]) -> None:
         self.clock.after(delay_s, action)
