@@ -25,7 +25,7 @@ from meshfusion.dpu.pool_dir import LIVENESS_SUFFIX, PoolLayout, create_pool, ge
 from meshfusion.dpu.pool_inspect import CheckReport, check_pool, inspect_pool
 from meshfusion.dpu.pool_status import list_chunks, status_of
 from meshfusion.dpu.pool_writer import TransactionWriter
-from meshfusion.dpu.store.checks import refuse_unserved
+from meshfusion.dpu.store.checks import refuse_other_exports, refuse_unserved
 from meshfusion.dpu.store.store import NAMESPACE, Reply, Step, Store, StoreOptions
 from meshfusion.jbof.errors import MeshFusionError, UnsupportedError
 from meshfusion.jbof.format import Label
@@ -72,18 +72,23 @@ class Pool:
         self._owner = owner
         self._index = index
         self._clock = clock
+        former = index.holder_records()
+        self._exports = None if exports is None else exports(self, uuid.UUID(bytes=label.pool_uuid), layout.data)
+        exported_as = "" if self._exports is None else self._exports.name
+        if self._exports is not None:
+            refuse_other_exports(former, exported_as)
         epoch = index.next_epoch()
         self._store = Store(
             SegmentTable(geometry_of(label), index.segment_records()),
             options,
             epoch=epoch,
-            former_holders=index.holder_records(),
+            former_holders=former,
+            exported_as=exported_as,
             now_s=clock(),
         )
         self._store.counters["index_entries_damaged"] = totals.damaged_count
         self._mutex = threading.Lock()
         self._ending: dict[int, str] = {}  # ticket of a fence or a farewell -> holder
-        self._exports = None if exports is None else exports(self, uuid.UUID(bytes=label.pool_uuid), layout.data)
         self._writer = TransactionWriter(index, self._settle)
         self._stop = threading.Event()
         self._ticker = threading.Thread(target=self._tick_loop, name="meshfusion-tick", daemon=True)
@@ -106,7 +111,8 @@ class Pool:
     ) -> Pool:
         """Own the pool at ``path``. ``exports`` makes the keeper of its exports: without one, data is reached locally.
 
-        Raises PoolBusyError, FormatError or MediaError, each with a way out, and what ``exports`` raises.
+        Raises PoolBusyError, FormatError or MediaError, each with a way out, what ``exports`` raises, and ConfigError
+        when hosts may still reach the data through other exports than these.
         """
         layout = PoolLayout(path.absolute())
         label, label_problems = read_label_copies(layout)

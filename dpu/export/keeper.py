@@ -73,6 +73,11 @@ class ExportKeeper:
         self._thread.start()
 
     @property
+    def name(self) -> str:
+        """Of what it keeps, see :attr:`~meshfusion.dpu.export.plan.ExportPlan.name`."""
+        return self._plan.name
+
+    @property
     def problem(self) -> str:
         """Why the target is not as it should be; empty when it is."""
         return self._problem

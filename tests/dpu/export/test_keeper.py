@@ -6,6 +6,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -16,9 +17,9 @@ from meshfusion.dpu.export.desired import Address, Export, Listener
 from meshfusion.dpu.export.keeper import ExportKeeper, Holders
 from meshfusion.dpu.export.layout import host_subsystem_nqn
 from meshfusion.dpu.export.nvmet.target import NvmetTarget
-from meshfusion.dpu.export.plan import ExportPlan, TargetKind, default_nqn_prefix
+from meshfusion.dpu.export.plan import ExportPlan, TargetKind, nqn_prefix_of
 from meshfusion.dpu.pool import Pool, PoolOptions
-from meshfusion.jbof.errors import ServiceUnavailableError, StaleHolderError, UnsupportedError
+from meshfusion.jbof.errors import ConfigError, ServiceUnavailableError, StaleHolderError, UnsupportedError
 from tests.dpu.export.fake_nvmet import FakeKernel, os_error
 from tests.dpu.pool_cases import IDENTITY, UNIT_BYTES, key, make_pool
 
@@ -36,10 +37,11 @@ class Rig:
         self.data = str((self.path / "data").resolve())
         self.kernel = FakeKernel({self.data})
         self.now_s = 0.0
+        self.prefix: str | None = None
         self.pool = self.open()
 
     def open(self) -> Pool:
-        self.pool = Pool.open(self.path, clock=lambda: self.now_s, exports=partial(keeper, self.kernel))
+        self.pool = Pool.open(self.path, clock=lambda: self.now_s, exports=partial(keeper, self.kernel, self.prefix))
         return self.pool
 
     def attach(self, incarnation: str, *, deadline_s: float = DEADLINE_S) -> api.Attachment:
@@ -65,9 +67,9 @@ class Rig:
         return {host.rsplit(":", 1)[1] for host, device in self.kernel.reachable() if device == self.data}
 
 
-def keeper(kernel: FakeKernel, holders: Holders, pool_uuid: uuid.UUID, data: Path) -> ExportKeeper:
+def keeper(kernel: FakeKernel, prefix: str | None, holders: Holders, pool_uuid: uuid.UUID, data: Path) -> ExportKeeper:
     listeners = frozenset(map(Listener, PORTALS))
-    plan = ExportPlan(TargetKind.NVMET, default_nqn_prefix(pool_uuid), pool_uuid, str(data.resolve()), listeners)
+    plan = ExportPlan(TargetKind.NVMET, nqn_prefix_of(pool_uuid, prefix), pool_uuid, str(data.resolve()), listeners)
     return ExportKeeper(NvmetTarget(kernel, plan.export(()), patience_s=0.1), plan, holders, period_s=0.05)
 
 
@@ -89,7 +91,7 @@ def test_who_attaches_is_told_where_and_as_whom_and_can_connect(rig: Rig) -> Non
     attachment = rig.attach("one")
     export = attachment.export
     assert export is not None
-    prefix = default_nqn_prefix(uuid.UUID(attachment.pool_uuid))
+    prefix = nqn_prefix_of(uuid.UUID(attachment.pool_uuid))
     assert export.host_nqn == f"{prefix}:host:one"
     assert export.subsystem_nqn == host_subsystem_nqn(prefix, export.host_nqn)
     assert export.portals == (api.Portal("rdma", "10.0.0.1", 4420), api.Portal("rdma", "10.0.1.1", 4421))
@@ -182,6 +184,44 @@ def test_a_pool_opened_without_its_exports_says_that_hosts_may_still_write(rig: 
         assert "only its target can say" in pool.status(deadline_s=DEADLINE_S).exports_problem
 
 
+def test_exports_are_not_changed_under_hosts_that_only_the_former_ones_can_cut_off(rig: Rig) -> None:
+    """The new ones would find nothing of such a host, call it gone, and free space that it may still write to."""
+    attachment = rig.attach("one")
+    rig.connect(attachment)
+    rig.reserve(attachment)
+    rig.pool.close()
+    former, rig.prefix = rig.prefix, "nqn.2026-11.io.meshfusion:rack7"
+    with pytest.raises(ConfigError, match=r"exports = nvmet, NQNs nqn\.2026-11\.io\.meshfusion:rack7:.* only there"):
+        rig.open()
+    assert rig.hosts_that_reach_it() == {"one"}
+    rig.prefix = former
+    rig.open()
+    rig.now_s += SILENCE_S
+    until(lambda: rig.states() == {})
+    rig.pool.close()
+    rig.prefix = "nqn.2026-11.io.meshfusion:rack7"
+    rig.open()
+    rig.connect(rig.attach("two"))
+
+
+@pytest.mark.parametrize("prefix", [None, "nqn.2026-11.io.meshfusion", "nqn.2026-11.io.meshfusion:rack7"])
+def test_services_that_are_told_the_same_prefix_leave_each_other_alone(
+    rig: Rig, tmp_path: Path, prefix: str | None
+) -> None:
+    rig.connect(rig.attach("one"))
+    make_pool(tmp_path / "other")
+    other_data = str((tmp_path / "other" / "data").resolve())
+    rig.kernel.devices.add(other_data)
+    for _ in range(2):
+        with Pool.open(tmp_path / "other", exports=partial(keeper, rig.kernel, prefix)) as other:
+            request = api.AttachRequest("two", "vllm", "1", "h", 7, IDENTITY, rank_count=1, access=api.Access.NVMEOF)
+            other.attach(replace(request, incarnation=uuid.uuid4().hex), deadline_s=DEADLINE_S)
+            time.sleep(0.3)
+            assert rig.hosts_that_reach_it() == {"one"}
+            assert rig.status().exports_problem == ""
+            assert other.status(deadline_s=DEADLINE_S).exports_problem == ""
+
+
 def test_a_target_that_refuses_admits_nobody(rig: Rig) -> None:
     def refuse(change: str) -> None:
         raise os_error(13)
@@ -217,7 +257,7 @@ def test_a_keeper_survives_what_nobody_expected(rig: Rig) -> None:
 
 def test_for_spdk_a_tenant_has_one_subsystem() -> None:
     pool_uuid = uuid.uuid4()
-    plan = ExportPlan(TargetKind.SPDK, default_nqn_prefix(pool_uuid), pool_uuid, "bdev0", frozenset())
+    plan = ExportPlan(TargetKind.SPDK, nqn_prefix_of(pool_uuid), pool_uuid, "bdev0", frozenset())
     export: Export = plan.export(["one", "two"])
     (subsystem,) = export.subsystems
     assert {host.nqn for host in subsystem.hosts} == {plan.host_nqn("one"), plan.host_nqn("two")}
