@@ -250,16 +250,19 @@ class Pool:
         self._owner.announce_service(address)
 
     def close(self) -> None:
-        """Stop, give the pool up. Idempotent."""
+        """Stop, give the pool up. Idempotent. While a target may still be at what it was asked, the pool stays owned by
+        this process: a late change must not meet another owner's."""
         if self._stop.is_set():
             return
         self._stop.set()
-        if self._exports is not None:
-            self._exports.close()
+        is_quiet = self._exports is None or self._exports.close()
         self._ticker.join()
         self._writer.close()
         self._index.close()
-        self._owner.release()
+        if is_quiet:
+            self._owner.release()
+        else:
+            logger.error("the target has not answered: the pool is another's to open when this process has ended")
 
     def __enter__(self) -> Pool:
         return self

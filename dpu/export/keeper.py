@@ -15,7 +15,7 @@ from meshfusion.dpu.api.types import Export as Reach
 from meshfusion.dpu.export.actual import Actual
 from meshfusion.dpu.export.desired import Export
 from meshfusion.dpu.export.errors import ExportError
-from meshfusion.dpu.export.fence import Confirmed, Fence
+from meshfusion.dpu.export.fence import Confirmed, Fence, NotYet
 from meshfusion.dpu.export.plan import ExportPlan
 from meshfusion.dpu.export.reconcile import Report
 from meshfusion.jbof.errors import MeshFusionError, ServiceUnavailableError
@@ -23,6 +23,7 @@ from meshfusion.jbof.errors import MeshFusionError, ServiceUnavailableError
 logger = logging.getLogger("meshfusion.exports")
 
 PERIOD_S = 2.0
+CLOSE_S = 5.0
 ALARM_S = 30.0
 """A host that is not confirmed to be gone for so long is told to people again."""
 
@@ -109,13 +110,15 @@ class ExportKeeper:
                 self._change.wait(left_s)
         return self._plan.reach(incarnation)
 
-    def close(self) -> None:
-        """Stop; what is exported stays so. Waits for the target's answer to what it was asked last."""
+    def close(self, *, deadline_s: float = CLOSE_S) -> bool:
+        """Stop; what is exported stays so. False when the target has not answered what it was asked last: that may
+        change it yet, so that nobody else may take the pool over before this process has ended."""
         with self._change:
             self._is_closing = True
             self._change.notify_all()
         if self._thread.is_alive():
-            self._thread.join()
+            self._thread.join(deadline_s)
+        return not self._thread.is_alive()
 
     # ---- on the thread -------------------------------------------------------------------------------------------
 
@@ -153,7 +156,9 @@ class ExportKeeper:
         report = self._target.desire(desired)
         problem = "; ".join(report.reasons)
         for incarnation in self._holders.holders_to_cut_off():
-            self._cut_off(incarnation)
+            if self._is_closing:
+                break
+            self._cut_off(incarnation, report.unreachable)
         self._tell(problem)
         if report.unreachable is not None:
             return frozenset(), problem
@@ -163,9 +168,10 @@ class ExportKeeper:
             return frozenset(), error.message
         return frozenset(i for i in wanted if self._plan.is_served(actual, i)), problem
 
-    def _cut_off(self, incarnation: str) -> None:
-        now_s = time.monotonic()
-        verdict = self._target.fence(self._plan.host_nqn(incarnation))
+    def _cut_off(self, incarnation: str, unreachable: ExportError | None) -> None:
+        """``unreachable``: why there is no use in asking the target, which may take long not to answer."""
+        now_s, host_nqn = time.monotonic(), self._plan.host_nqn(incarnation)
+        verdict: Fence = NotYet(unreachable.message) if unreachable else self._target.fence(host_nqn)
         if verdict == Confirmed():
             self._cut_off_since_s.pop(incarnation, None)
             logger.info("holder %s is cut off: its access is gone and its requests are done", incarnation)

@@ -16,11 +16,18 @@ from meshfusion.dpu.api import types as api
 from meshfusion.dpu.export.desired import Address, Export, Listener
 from meshfusion.dpu.export.keeper import ExportKeeper, Holders
 from meshfusion.dpu.export.layout import host_subsystem_nqn
+from meshfusion.dpu.export.nvmet.configfs import refused
 from meshfusion.dpu.export.nvmet.target import NvmetTarget
 from meshfusion.dpu.export.plan import ExportPlan, TargetKind, nqn_prefix_of
 from meshfusion.dpu.pool import Pool, PoolOptions
-from meshfusion.jbof.errors import ConfigError, ServiceUnavailableError, StaleHolderError, UnsupportedError
-from tests.dpu.export.fake_nvmet import FakeKernel, os_error
+from meshfusion.jbof.errors import (
+    ConfigError,
+    PoolBusyError,
+    ServiceUnavailableError,
+    StaleHolderError,
+    UnsupportedError,
+)
+from tests.dpu.export.fake_nvmet import FakeKernel, FakeSubsystem, os_error
 from tests.dpu.pool_cases import IDENTITY, UNIT_BYTES, key, make_pool
 
 PORTALS = (Address("rdma", "10.0.0.1"), Address("rdma", "10.0.1.1", 4421))
@@ -262,3 +269,78 @@ def test_for_spdk_a_tenant_has_one_subsystem() -> None:
     (subsystem,) = export.subsystems
     assert {host.nqn for host in subsystem.hosts} == {plan.host_nqn("one"), plan.host_nqn("two")}
     assert plan.reach("one").subsystem_nqn == plan.reach("two").subsystem_nqn == subsystem.nqn
+
+
+def test_a_target_that_hangs_holds_up_nobody_else_and_not_the_end(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    hang = threading.Event()
+
+    def wait(path: str) -> None:
+        hang.wait(20)
+
+    rig.kernel.look = wait
+    begun_s = time.monotonic()
+    with pytest.raises(ServiceUnavailableError, match="not exported to this host"):
+        rig.attach("one", deadline_s=0.3)
+    assert rig.states() == {"one": "condemned"}
+    monkeypatch.setattr(ExportKeeper.close, "__kwdefaults__", {"deadline_s": 0.3})
+    rig.pool.close()
+    assert time.monotonic() - begun_s < 5
+    assert "the target has not answered" in caplog.text
+    with pytest.raises(PoolBusyError):  # what it was asked may still be done
+        rig.open()
+    hang.set()
+
+
+def test_a_target_that_cannot_be_read_is_not_asked_for_each_host_that_must_go(rig: Rig) -> None:
+    """Each question may take as long as the target takes not to answer."""
+    for name in ("one", "two"):
+        rig.attach(name)
+    reads: list[str] = []
+
+    def fail(path: str) -> None:
+        if path == "ports":
+            reads.append(path)
+            raise refused("list", path, os_error(5))
+
+    rig.kernel.look = fail
+    rig.now_s += SILENCE_S
+    until(lambda: len(reads) >= 20)
+    keeper = rig.pool._exports
+    assert keeper is not None
+    before, rounds = len(reads), keeper._rounds_done
+    until(lambda: keeper._rounds_done >= rounds + 10)
+    assert len(reads) - before <= 12, "once a round"
+    assert set(rig.states().values()) == {"condemned"}
+    rig.kernel.look = lambda path: None
+    until(lambda: rig.states() == {})
+
+
+def test_what_keeps_the_target_is_told_once(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    attachment = rig.attach("one")
+    rig.connect(attachment)
+    assert attachment.export is not None
+    writing = rig.kernel.hold[attachment.export.subsystem_nqn, "1"] = threading.Event()
+    rig.pool.detach(api.DetachRequest("one"), deadline_s=DEADLINE_S)
+    time.sleep(2.5)
+    told = [record.getMessage() for record in caplog.records if "not as they should be" in record.getMessage()]
+    writing.set()
+    until(lambda: rig.states() == {})
+    assert 1 <= len(told) <= 2, told
+
+
+def test_what_others_remove_while_it_is_read_costs_nobody_an_admission(rig: Rig) -> None:
+    """Services share the kernel's target, and its tree has no moment in which it stands still."""
+    comes = iter(range(6))
+
+    def go_while_read(path: str) -> None:
+        if path == "subsystems":
+            nqn = f"nqn.2026-11.io.others:{next(comes, 'gone')}"
+            rig.kernel.subsystems[nqn] = FakeSubsystem()
+        if path.startswith("subsystems/nqn.2026-11.io.others:") and not path.split(":")[1].startswith("gone"):
+            rig.kernel.subsystems.pop(path.split("/")[1], None)
+
+    rig.kernel.look = go_while_read
+    rig.attach("one")
+    assert rig.status().exports_problem == ""

@@ -357,3 +357,24 @@ def test_a_target_that_is_not_here_is_told_before_anything_is_made(config: Path,
     assert (process.returncode, output) == (checked.exit_code, "")
     assert "/sys/kernel/config/nvmet does not exist" in errors
     assert not (tmp_path / "pool").exists()
+
+
+def test_a_target_that_never_answers_does_not_hold_up_the_end(config: Path, tmp_path: Path, start: Start) -> None:
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(tmp_path / "spdk.sock"))
+        silent.listen(8)
+        with config.open("a") as file:
+            file.write(
+                "exports: {target: spdk, portals: ['rdma://10.0.0.1:4420'], "
+                f"spdk: {{socket: {tmp_path}/spdk.sock, memory: 1GiB}}}}\n"
+            )
+        process = start(config)
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("ready ")
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=10.0)
+    assert process.returncode == 0
+    assert "the target has not answered" in errors
+    successor = start(config)
+    assert successor.stdout is not None
+    assert successor.stdout.readline().startswith("ready "), "the pool is free when the process has ended"
