@@ -142,6 +142,9 @@ class Pool:
             raise UnsupportedError(
                 "this service exports nothing over NVMe-oF", next_step="add exports to the service's configuration"
             )
+        end_s = time.monotonic() + deadline_s
+        if self._exports is not None and not is_local:
+            self._exports.check(deadline_s=deadline_s)
         liveness = self._layout.liveness(request.incarnation) if is_local else None
         with self._mutex:
             # The file before the durable listing: a listed holder whose file is missing could never be called gone.
@@ -150,8 +153,8 @@ class Pool:
                 create_liveness(liveness)
             step = self._store.attach(self._clock(), request)
             self._submit(step)
-        holder_id = self._wait(step, deadline_s)
-        export = None if is_local else self._admit(holder_id, deadline_s)
+        holder_id = self._wait(step, max(0.0, end_s - time.monotonic()))
+        export = None if is_local else self._admit(holder_id, max(0.0, end_s - time.monotonic()))
         geometry = geometry_of(self._label)
         namespace = api.Namespace(
             nsid=NAMESPACE,

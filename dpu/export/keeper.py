@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 from meshfusion.dpu.api.types import Export as Reach
@@ -89,26 +90,42 @@ class ExportKeeper:
             self._rounds_wanted += 1
             self._change.notify_all()
 
+    def check(self, *, deadline_s: float) -> None:
+        """Asked before a host is listed for :meth:`admit`: nobody can be admitted while the target is not as it should
+        be, and hosts ask again and again, each time as another one that must then be cut off. Raises as that does."""
+        if not self._is_true_in_time(lambda: not self._problem, deadline_s):
+            raise self._refusal()
+
     def admit(self, incarnation: str, *, deadline_s: float) -> Reach:
         """Returns when the incarnation, which the pool wants served, can connect.
 
         Raises :class:`~meshfusion.jbof.errors.ServiceUnavailableError` with the target's reason.
         """
+        if not self._is_true_in_time(lambda: incarnation in self._served, deadline_s):
+            raise self._refusal()
+        return self._plan.reach(incarnation)
+
+    def _is_true_in_time(self, condition: Callable[[], bool], deadline_s: float) -> bool:
+        """Now, or by the end of a round that begins after this call."""
         end_s = time.monotonic() + deadline_s
         with self._change:
+            if condition():
+                return True
             self._rounds_wanted += 1
             self._change.notify_all()
             wanted = self._rounds_done + 1  # a round that began before may have missed it: then the next one
-            while incarnation not in self._served:
+            while not condition():
                 left_s = end_s - time.monotonic()
-                is_told = self._rounds_done > wanted
-                if left_s <= 0 or is_told or self._is_closing:
-                    raise ServiceUnavailableError(
-                        f"the data is not exported to this host: {self._problem or 'the target has not answered yet'}",
-                        next_step="see the service's log and `mfctl pool status`; is the target running?",
-                    )
+                if left_s <= 0 or self._rounds_done > wanted or self._is_closing:
+                    return False
                 self._change.wait(left_s)
-        return self._plan.reach(incarnation)
+            return True
+
+    def _refusal(self) -> ServiceUnavailableError:
+        return ServiceUnavailableError(
+            f"the data is not exported to this host: {self._problem or 'the target has not answered yet'}",
+            next_step="see the service's log and `mfctl pool status`; is the target running?",
+        )
 
     def close(self, *, deadline_s: float = CLOSE_S) -> bool:
         """Stop; what is exported stays so. False when the target has not answered what it was asked last: that may

@@ -88,8 +88,9 @@ class HolderTable:
         return tuple(h.record.holder_id for h in self if h.condemned and not h.fencing)
 
     def to_serve(self) -> tuple[str, ...]:
-        """Those that shall reach the target: also of an earlier epoch, until they have been silent for too long."""
-        return tuple(h.record.holder_id for h in self if not (h.is_local or h.condemned or h.fencing))
+        """Those that shall reach the target, once they are listed durably: also of an earlier epoch, until they have
+        been silent for too long."""
+        return tuple(h.record.holder_id for h in self if not (h.is_local or h.admission or h.condemned or h.fencing))
 
     def to_probe(self, now_s: float) -> tuple[str, ...]:
         """Holders whose liveness lock should be tried: silent ones and those of an earlier epoch."""

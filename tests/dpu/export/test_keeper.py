@@ -283,7 +283,6 @@ def test_a_target_that_hangs_holds_up_nobody_else_and_not_the_end(
     begun_s = time.monotonic()
     with pytest.raises(ServiceUnavailableError, match="not exported to this host"):
         rig.attach("one", deadline_s=0.3)
-    assert rig.states() == {"one": "condemned"}
     monkeypatch.setattr(ExportKeeper.close, "__kwdefaults__", {"deadline_s": 0.3})
     rig.pool.close()
     assert time.monotonic() - begun_s < 5
@@ -315,6 +314,22 @@ def test_a_target_that_cannot_be_read_is_not_asked_for_each_host_that_must_go(ri
     assert set(rig.states().values()) == {"condemned"}
     rig.kernel.look = lambda path: None
     until(lambda: rig.states() == {})
+
+
+def test_who_cannot_be_admitted_is_not_listed_again_and_again(rig: Rig) -> None:
+    """Engines ask every few seconds, each time as another incarnation, and a target may be stuck for hours."""
+    attachment = rig.attach("one")
+    rig.connect(attachment)
+    assert attachment.export is not None
+    writing = rig.kernel.hold[attachment.export.subsystem_nqn, "1"] = threading.Event()
+    rig.pool.detach(api.DetachRequest("one"), deadline_s=DEADLINE_S)
+    until(lambda: rig.status().exports_problem != "")
+    for i in range(3):
+        with pytest.raises(ServiceUnavailableError, match="the kernel has been at it"):
+            rig.attach(f"again-{i}")
+    assert rig.states() == {"one": "condemned"}
+    writing.set()
+    rig.connect(rig.attach("two"))
 
 
 def test_what_keeps_the_target_is_told_once(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
