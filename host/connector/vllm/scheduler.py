@@ -141,8 +141,7 @@ class SchedulerSide:
         if lease_ids is not None:
             self._client.set_leases(lease_ids)
         loads, self._load_orders = tuple(self._load_orders), []
-        if attachment is not None:
-            self._gate.workers_asked(time.monotonic())
+        self._gate.stepped(time.monotonic())
         return StepOrders(attachment, loads, self._pipeline.take_orders())
 
     def workers_reported(self, report: StepReport | None, finished_loads: set[str]) -> None:

@@ -15,6 +15,7 @@ import pytest
 from meshfusion.dpu.api import types as api
 from meshfusion.dpu.pool import Pool, PoolOptions, create_pool
 from meshfusion.host import pool_standing
+from meshfusion.host.connector.path_gate import PathGate
 from meshfusion.host.connector.read_failures import READ_FAILURES_MAX
 from meshfusion.host.connector.vllm import save_pipeline
 from meshfusion.host.path.load_job import LoadJob, UnitFailure
@@ -535,6 +536,20 @@ def test_one_incarnation_follows_however_late_and_often_its_writes_turn_out_doub
     engine.finish_all()
     engine.run()
     engine.assert_nothing_held()
+
+
+def test_a_service_that_goes_before_the_first_step_is_not_waited_for(
+    pool: Pool, start: EngineFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = start()
+    monkeypatch.setattr(engine.side, "_gate", PathGate(patience_s=0.2))
+    monkeypatch.setattr(pool, "attach", raising(ServiceUnavailableError("away", next_step="-")))
+    engine.client.attach_anew(attached_as(engine))
+    assert attached_as(engine) == ""
+    request = engine.add(make_request("first", prompt(2 * CHUNK_TOKENS)))
+    engine.run(limit_s=5.0)
+    assert engine.is_right(request)
+    assert not engine.side.has_work
 
 
 def attached_as(engine: MiniEngine) -> str:
