@@ -299,11 +299,14 @@ class Pool:
         """The holder is listed durably; it learns of its access only when that is there."""
         assert self._exports is not None
         try:
-            return self._exports.admit(holder_id, deadline_s=deadline_s)
+            export = self._exports.admit(holder_id, deadline_s=deadline_s)
         except MeshFusionError:
             with self._mutex:
                 self._condemn(holder_id)
             raise
+        with self._mutex:
+            self._store.holders.answered(self._clock(), holder_id)
+        return export
 
     def _condemn(self, holder_id: str) -> None:
         """Under the mutex."""

@@ -64,6 +64,12 @@ class HolderTable:
     def remove(self, holder_id: str) -> None:
         self._holders.pop(holder_id, None)
 
+    def answered(self, now_s: float, holder_id: str) -> None:
+        """It is told only now that it is attached: it could not be heard of before."""
+        holder = self._holders.get(holder_id)
+        if holder is not None:
+            holder.last_seen_s = now_s
+
     def fence(self, holder: Holder) -> None:
         """Its fence is on its way to the medium."""
         holder.fencing = True

@@ -332,6 +332,23 @@ def test_who_cannot_be_admitted_is_not_listed_again_and_again(rig: Rig) -> None:
     rig.connect(rig.attach("two"))
 
 
+def test_the_time_that_admission_takes_is_not_silence(rig: Rig) -> None:
+    """A target may take most of ``holder_silence_s``, and a host's first heartbeat comes only after it was answered."""
+    rig.attach("one")
+    slow = threading.Event()
+
+    def wait(change: str) -> None:
+        rig.now_s += SILENCE_S - 1 if not slow.is_set() else 0
+        slow.set()
+
+    rig.kernel.fault = wait
+    rig.attach("two")
+    assert slow.is_set()
+    rig.now_s += 2
+    time.sleep(1.5)  # a tick
+    assert rig.states().get("two") == "live"
+
+
 def test_what_keeps_the_target_is_told_once(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     attachment = rig.attach("one")
     rig.connect(attachment)
