@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 import uuid
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from meshfusion.dpu.api import types as api
+from meshfusion.dpu.api.liveness import hold_liveness
 from meshfusion.dpu.export.desired import Address, Export, Listener
 from meshfusion.dpu.export.keeper import ExportKeeper, Holders
 from meshfusion.dpu.export.layout import host_subsystem_nqn
@@ -347,6 +349,28 @@ def test_the_time_that_admission_takes_is_not_silence(rig: Rig) -> None:
     rig.now_s += 2
     time.sleep(1.5)  # a tick
     assert rig.states().get("two") == "live"
+
+
+def test_hosts_of_this_machine_and_of_the_target_share_a_pool_and_go_each_in_its_way(rig: Rig) -> None:
+    far = rig.attach("far")
+    rig.connect(far)
+    request = api.AttachRequest("near", "vllm", "1", "h", 7, IDENTITY, rank_count=1)
+    near = rig.pool.attach(request, deadline_s=DEADLINE_S)
+    assert (near.export, near.namespaces[0].path) == (None, rig.data)
+    lock = hold_liveness(Path(near.liveness_path))
+    with pytest.raises(StaleHolderError):  # neither becomes the other
+        rig.pool.attach(replace(request, incarnation="far"), deadline_s=DEADLINE_S)
+    with pytest.raises(StaleHolderError):
+        rig.attach("near")
+    for attachment in (far, near):
+        assert rig.reserve(attachment, 0 if attachment is far else 1).outcome is api.ReserveOutcome.GRANTED
+    rig.now_s += SILENCE_S
+    until(lambda: rig.states() == {"near": "silent"})
+    assert rig.status().grant_count == 1, "its process lives"
+    assert rig.hosts_that_reach_it() == set()
+    os.close(lock)
+    until(lambda: rig.states() == {})
+    assert rig.status().grant_count == 0
 
 
 def test_what_keeps_the_target_is_told_once(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
