@@ -13,10 +13,11 @@ from meshfusion.dpu.api.address import TcpAddress, UnixAddress, parse_address
 from meshfusion.dpu.config_exports import ExportsConfig
 from meshfusion.dpu.config_pool import opening_problem, pool_is_absent, room_problem, without_effect
 from meshfusion.dpu.config_types import MAX_SECONDS, AbsolutePath, ConfigModel, Fraction, Seconds, SizeBytes
+from meshfusion.dpu.export.opening import check_target
 from meshfusion.dpu.pool_sizes import size_problems
 from meshfusion.dpu.yaml_document import FieldPath, YamlDocument, read_yaml
 from meshfusion.jbof.config_problems import ConfigProblem, ConfigProblemsError, as_fix, describe_errors, misspelt
-from meshfusion.jbof.errors import ConfigError, FieldValueError
+from meshfusion.jbof.errors import ConfigError, FieldValueError, MeshFusionError
 from meshfusion.jbof.sizes import parse_size_bytes
 
 MAX_FILE_BYTES = 1 << 20
@@ -136,7 +137,8 @@ def read_config_file(path: Path) -> YamlDocument:
 def check_service_config(document: YamlDocument, name: str, *, closely: bool = False) -> ServiceConfig:
     """Check a parsed file; ``name`` is what messages call it.
 
-    ``closely``: as far as can be told without starting the service, will its pool open, or find room to be made?
+    ``closely``: as far as can be told without starting the service, will its pool open, or find room to be made, and is
+    its target here?
     """
     if not isinstance(document.data, dict):
         found = "empty" if document.data is None else f"a {type(document.data).__name__}"
@@ -176,6 +178,12 @@ def _surroundings(document: YamlDocument, meant: frozenset[FieldPath], *, closel
         problem = directory_problem(socket_dir)
         if problem:
             add(("listen",), document.data["listen"], f"the socket's directory {socket_dir} {problem[0]}", problem[1])
+    exports = document.data.get("exports")
+    if closely and isinstance(exports, dict) and exports.get("target") == "nvmet":
+        try:
+            check_target("nvmet")
+        except MeshFusionError as error:
+            add(("exports", "target"), "nvmet", error.message, as_fix(error.next_step))
     pool = document.data.get("pool")
     if not isinstance(pool, dict):
         return problems

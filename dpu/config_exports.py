@@ -10,11 +10,13 @@ from pydantic import AfterValidator, Field, model_validator
 
 from meshfusion.dpu.config_types import AbsolutePath, ConfigModel, SizeBytes
 from meshfusion.dpu.export.desired import Address
+from meshfusion.dpu.export.spdk.sizing import Machine, size
+from meshfusion.jbof.config_problems import as_fix
 from meshfusion.jbof.errors import ConfigError, FieldValueError, MeshFusionError
 from meshfusion.jbof.nvme.fabrics import check_nqn
 
 SERVICE = 4420  # IANA's port of NVMe over Fabrics
-MAX_PREFIX_CHARS = 120  # of an NQN's 223: what is behind it has its own length
+MAX_PREFIX_CHARS = 100  # of an NQN's 223: what is behind it has its own length
 _PORTAL = re.compile(r"(?P<transport>\w+)://(?P<address>\[[0-9A-Fa-f:]+\]|[^:/\[\]]+)(:(?P<service>[0-9]{1,5}))?")
 
 
@@ -62,6 +64,14 @@ class SpdkConfig(ConfigModel):
         examples=["nvme0n1"],
     )
 
+    @model_validator(mode="after")
+    def _memory_will_do(self) -> SpdkConfig:
+        try:
+            size(Machine(self.memory, self.cores, connections=self.connections))
+        except ConfigError as error:
+            raise FieldValueError(error.message, as_fix(error.next_step), field="memory") from error
+        return self
+
 
 class ExportsConfig(ConfigModel):
     """How engines reach the pool's data over NVMe-oF; without this part only engines of this machine reach it."""
@@ -77,7 +87,7 @@ class ExportsConfig(ConfigModel):
     )
     nqn_prefix: Annotated[str, AfterValidator(_prefix)] | None = Field(
         default=None,
-        description="NQNs of this service begin with it; others on the target are left alone. Default: from the pool.",
+        description="NQNs of this service begin with it and the pool's UUID; others on the target are left alone.",
         examples=["nqn.2026-11.io.meshfusion:rack7"],
     )
     spdk: SpdkConfig | None = Field(default=None, description="Only with target: spdk.")
@@ -88,8 +98,8 @@ class ExportsConfig(ConfigModel):
             problem = "is needed with target: spdk" if self.target == "spdk" else "is only for target: spdk"
             fix = "add socket and memory" if self.target == "spdk" else "remove it, or use target: spdk"
             raise FieldValueError(problem, fix, field="spdk")
-        transports = {parse_portal(portal).transport for portal in self.portals}
-        if len(set(self.portals)) < len(self.portals) or len(transports) > 1:
+        addresses = [parse_portal(portal) for portal in self.portals]
+        if len(set(addresses)) < len(addresses) or len({address.transport for address in addresses}) > 1:
             raise FieldValueError(
                 "must be different addresses of one transport", "remove what is there twice", field="portals"
             )

@@ -25,7 +25,7 @@ from meshfusion.dpu.pool_dir import LIVENESS_SUFFIX, PoolLayout, create_pool, ge
 from meshfusion.dpu.pool_inspect import CheckReport, check_pool, inspect_pool
 from meshfusion.dpu.pool_status import list_chunks, status_of
 from meshfusion.dpu.pool_writer import TransactionWriter
-from meshfusion.dpu.store.checks import refuse_unserved
+from meshfusion.dpu.store.checks import refuse_other_exports, refuse_unserved
 from meshfusion.dpu.store.store import NAMESPACE, Reply, Step, Store, StoreOptions
 from meshfusion.jbof.errors import MeshFusionError, UnsupportedError
 from meshfusion.jbof.format import Label
@@ -72,18 +72,23 @@ class Pool:
         self._owner = owner
         self._index = index
         self._clock = clock
+        former = index.holder_records()
+        self._exports = None if exports is None else exports(self, uuid.UUID(bytes=label.pool_uuid), layout.data)
+        exported_as = "" if self._exports is None else self._exports.name
+        if self._exports is not None:
+            refuse_other_exports(former, exported_as)
         epoch = index.next_epoch()
         self._store = Store(
             SegmentTable(geometry_of(label), index.segment_records()),
             options,
             epoch=epoch,
-            former_holders=index.holder_records(),
+            former_holders=former,
+            exported_as=exported_as,
             now_s=clock(),
         )
         self._store.counters["index_entries_damaged"] = totals.damaged_count
         self._mutex = threading.Lock()
         self._ending: dict[int, str] = {}  # ticket of a fence or a farewell -> holder
-        self._exports = None if exports is None else exports(self, uuid.UUID(bytes=label.pool_uuid), layout.data)
         self._writer = TransactionWriter(index, self._settle)
         self._stop = threading.Event()
         self._ticker = threading.Thread(target=self._tick_loop, name="meshfusion-tick", daemon=True)
@@ -106,7 +111,8 @@ class Pool:
     ) -> Pool:
         """Own the pool at ``path``. ``exports`` makes the keeper of its exports: without one, data is reached locally.
 
-        Raises PoolBusyError, FormatError or MediaError, each with a way out, and what ``exports`` raises.
+        Raises PoolBusyError, FormatError or MediaError, each with a way out, what ``exports`` raises, and ConfigError
+        when hosts may still reach the data through other exports than these.
         """
         layout = PoolLayout(path.absolute())
         label, label_problems = read_label_copies(layout)
@@ -136,6 +142,9 @@ class Pool:
             raise UnsupportedError(
                 "this service exports nothing over NVMe-oF", next_step="add exports to the service's configuration"
             )
+        end_s = time.monotonic() + deadline_s
+        if self._exports is not None and not is_local:
+            self._exports.check(deadline_s=deadline_s)
         liveness = self._layout.liveness(request.incarnation) if is_local else None
         with self._mutex:
             # The file before the durable listing: a listed holder whose file is missing could never be called gone.
@@ -144,8 +153,8 @@ class Pool:
                 create_liveness(liveness)
             step = self._store.attach(self._clock(), request)
             self._submit(step)
-        holder_id = self._wait(step, deadline_s)
-        export = None if is_local else self._admit(holder_id, deadline_s)
+        holder_id = self._wait(step, max(0.0, end_s - time.monotonic()))
+        export = None if is_local else self._admit(holder_id, max(0.0, end_s - time.monotonic()))
         geometry = geometry_of(self._label)
         namespace = api.Namespace(
             nsid=NAMESPACE,
@@ -244,16 +253,19 @@ class Pool:
         self._owner.announce_service(address)
 
     def close(self) -> None:
-        """Stop, give the pool up. Idempotent."""
+        """Stop, give the pool up. Idempotent. While a target may still be at what it was asked, the pool stays owned by
+        this process: a late change must not meet another owner's."""
         if self._stop.is_set():
             return
         self._stop.set()
-        if self._exports is not None:
-            self._exports.close()
+        is_quiet = self._exports is None or self._exports.close()
         self._ticker.join()
         self._writer.close()
         self._index.close()
-        self._owner.release()
+        if is_quiet:
+            self._owner.release()
+        else:
+            logger.error("the target has not answered: the pool is another's to open when this process has ended")
 
     def __enter__(self) -> Pool:
         return self
@@ -287,11 +299,14 @@ class Pool:
         """The holder is listed durably; it learns of its access only when that is there."""
         assert self._exports is not None
         try:
-            return self._exports.admit(holder_id, deadline_s=deadline_s)
+            export = self._exports.admit(holder_id, deadline_s=deadline_s)
         except MeshFusionError:
             with self._mutex:
                 self._condemn(holder_id)
             raise
+        with self._mutex:
+            self._store.holders.answered(self._clock(), holder_id)
+        return export
 
     def _condemn(self, holder_id: str) -> None:
         """Under the mutex."""

@@ -100,10 +100,10 @@ class PoolClient:
         """Leave the current attachment and attach under another identity, in the background."""
         self._standing.attach_as(identity)
 
-    def attach_anew(self) -> None:
-        """As a new incarnation of the same identity, in the background: the current one has writes in doubt, and what
-        they withhold is free again only when it is fenced."""
-        self._standing.attach_anew()
+    def attach_anew(self, holder_id: str) -> None:
+        """Go on as a new incarnation of the same identity, in the background: this one has writes in doubt, and what
+        they withhold is free again only when it is fenced. Nothing happens when it is not the current one any more."""
+        self._standing.attach_anew(holder_id)
 
     # ---- commands ------------------------------------------------------------------------------------------------
 

@@ -85,9 +85,12 @@ class PoolStanding:
             self._current = None
             self._lost.set()
 
-    def attach_anew(self) -> None:
-        """Leave the current attachment and attach as another incarnation, in the background."""
-        self.attach_as(self._identity)
+    def attach_anew(self, holder_id: str) -> None:
+        """Attach as another incarnation than this one, in the background; unless that has happened already."""
+        with self._change:
+            if self._current is not None and self._current.attachment.holder_id == holder_id:
+                self._current = None
+                self._lost.set()
 
     def set_leases(self, lease_ids: tuple[str, ...]) -> None:
         """The leases to keep alive."""

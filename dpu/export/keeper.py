@@ -9,13 +9,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 from meshfusion.dpu.api.types import Export as Reach
 from meshfusion.dpu.export.actual import Actual
 from meshfusion.dpu.export.desired import Export
 from meshfusion.dpu.export.errors import ExportError
-from meshfusion.dpu.export.fence import Confirmed, Fence
+from meshfusion.dpu.export.fence import Confirmed, Fence, NotYet
 from meshfusion.dpu.export.plan import ExportPlan
 from meshfusion.dpu.export.reconcile import Report
 from meshfusion.jbof.errors import MeshFusionError, ServiceUnavailableError
@@ -23,6 +24,7 @@ from meshfusion.jbof.errors import MeshFusionError, ServiceUnavailableError
 logger = logging.getLogger("meshfusion.exports")
 
 PERIOD_S = 2.0
+CLOSE_S = 5.0
 ALARM_S = 30.0
 """A host that is not confirmed to be gone for so long is told to people again."""
 
@@ -73,6 +75,11 @@ class ExportKeeper:
         self._thread.start()
 
     @property
+    def name(self) -> str:
+        """Of what it keeps, see :attr:`~meshfusion.dpu.export.plan.ExportPlan.name`."""
+        return self._plan.name
+
+    @property
     def problem(self) -> str:
         """Why the target is not as it should be; empty when it is."""
         return self._problem
@@ -83,34 +90,52 @@ class ExportKeeper:
             self._rounds_wanted += 1
             self._change.notify_all()
 
+    def check(self, *, deadline_s: float) -> None:
+        """Asked before a host is listed for :meth:`admit`: nobody can be admitted while the target is not as it should
+        be, and hosts ask again and again, each time as another one that must then be cut off. Raises as that does."""
+        if not self._is_true_in_time(lambda: not self._problem, deadline_s):
+            raise self._refusal()
+
     def admit(self, incarnation: str, *, deadline_s: float) -> Reach:
         """Returns when the incarnation, which the pool wants served, can connect.
 
         Raises :class:`~meshfusion.jbof.errors.ServiceUnavailableError` with the target's reason.
         """
+        if not self._is_true_in_time(lambda: incarnation in self._served, deadline_s):
+            raise self._refusal()
+        return self._plan.reach(incarnation)
+
+    def _is_true_in_time(self, condition: Callable[[], bool], deadline_s: float) -> bool:
+        """Now, or by the end of a round that begins after this call."""
         end_s = time.monotonic() + deadline_s
         with self._change:
+            if condition():
+                return True
             self._rounds_wanted += 1
             self._change.notify_all()
             wanted = self._rounds_done + 1  # a round that began before may have missed it: then the next one
-            while incarnation not in self._served:
+            while not condition():
                 left_s = end_s - time.monotonic()
-                is_told = self._rounds_done > wanted
-                if left_s <= 0 or is_told or self._is_closing:
-                    raise ServiceUnavailableError(
-                        f"the data is not exported to this host: {self._problem or 'the target has not answered yet'}",
-                        next_step="see the service's log and `mfctl pool status`; is the target running?",
-                    )
+                if left_s <= 0 or self._rounds_done > wanted or self._is_closing:
+                    return False
                 self._change.wait(left_s)
-        return self._plan.reach(incarnation)
+            return True
 
-    def close(self) -> None:
-        """Stop; what is exported stays so. Waits for the target's answer to what it was asked last."""
+    def _refusal(self) -> ServiceUnavailableError:
+        return ServiceUnavailableError(
+            f"the data is not exported to this host: {self._problem or 'the target has not answered yet'}",
+            next_step="see the service's log and `mfctl pool status`; is the target running?",
+        )
+
+    def close(self, *, deadline_s: float = CLOSE_S) -> bool:
+        """Stop; what is exported stays so. False when the target has not answered what it was asked last: that may
+        change it yet, so that nobody else may take the pool over before this process has ended."""
         with self._change:
             self._is_closing = True
             self._change.notify_all()
         if self._thread.is_alive():
-            self._thread.join()
+            self._thread.join(deadline_s)
+        return not self._thread.is_alive()
 
     # ---- on the thread -------------------------------------------------------------------------------------------
 
@@ -148,7 +173,9 @@ class ExportKeeper:
         report = self._target.desire(desired)
         problem = "; ".join(report.reasons)
         for incarnation in self._holders.holders_to_cut_off():
-            self._cut_off(incarnation)
+            if self._is_closing:
+                break
+            self._cut_off(incarnation, report.unreachable)
         self._tell(problem)
         if report.unreachable is not None:
             return frozenset(), problem
@@ -158,9 +185,10 @@ class ExportKeeper:
             return frozenset(), error.message
         return frozenset(i for i in wanted if self._plan.is_served(actual, i)), problem
 
-    def _cut_off(self, incarnation: str) -> None:
-        now_s = time.monotonic()
-        verdict = self._target.fence(self._plan.host_nqn(incarnation))
+    def _cut_off(self, incarnation: str, unreachable: ExportError | None) -> None:
+        """``unreachable``: why there is no use in asking the target, which may take long not to answer."""
+        now_s, host_nqn = time.monotonic(), self._plan.host_nqn(incarnation)
+        verdict: Fence = NotYet(unreachable.message) if unreachable else self._target.fence(host_nqn)
         if verdict == Confirmed():
             self._cut_off_since_s.pop(incarnation, None)
             logger.info("holder %s is cut off: its access is gone and its requests are done", incarnation)

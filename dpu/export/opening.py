@@ -11,7 +11,7 @@ from meshfusion.dpu.config_exports import ExportsConfig, SpdkConfig, parse_porta
 from meshfusion.dpu.export.desired import Export, Listener
 from meshfusion.dpu.export.errors import StepRefusedError
 from meshfusion.dpu.export.keeper import ExportKeeper, FencingTarget, Holders
-from meshfusion.dpu.export.plan import ExportPlan, TargetKind, default_nqn_prefix
+from meshfusion.dpu.export.plan import ExportPlan, TargetKind, nqn_prefix_of
 from meshfusion.jbof.format import LBA_BYTES
 
 _EXISTS = -17  # bdev_aio_create answers with the negative errno: EEXIST
@@ -26,14 +26,26 @@ def keeper_of(config: ExportsConfig, holders: Holders, pool_uuid: uuid.UUID, dat
     bdev = f"mf-{pool_uuid}" if config.spdk is None or config.spdk.bdev is None else config.spdk.bdev
     plan = ExportPlan(
         kind=TargetKind(config.target),
-        nqn_prefix=config.nqn_prefix or default_nqn_prefix(pool_uuid),
+        nqn_prefix=nqn_prefix_of(pool_uuid, config.nqn_prefix),
         pool_uuid=pool_uuid,
         backing=str(data.resolve()) if config.target == "nvmet" else bdev,
         listeners=frozenset(Listener(parse_portal(portal)) for portal in config.portals),
+        socket="" if config.spdk is None else str(config.spdk.socket),
     )
     nothing = plan.export(())
     target = _nvmet(nothing) if config.spdk is None else _spdk(config, config.spdk, nothing, bdev, data)
     return ExportKeeper(target, plan, holders)
+
+
+def check_target(target: str) -> None:
+    """Could :func:`keeper_of` find its target here? ``target`` as configured. Asked before a pool is made for it.
+
+    Raises :class:`~meshfusion.dpu.export.errors.TargetUnreachableError`.
+    """
+    if target == "nvmet":
+        from meshfusion.dpu.export.nvmet.configfs import KernelConfigFs
+
+        KernelConfigFs()
 
 
 def _nvmet(desired: Export) -> FencingTarget:

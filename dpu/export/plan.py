@@ -26,7 +26,7 @@ class TargetKind(Enum):
 class ExportPlan:
     """One pool's data as namespace 1 of a target, for the incarnations that may reach it.
 
-    ``backing``: a block device or file for nvmet, a bdev for SPDK.
+    ``backing``: a block device or file for nvmet, a bdev for SPDK. ``socket``: of the SPDK that is meant.
     """
 
     kind: TargetKind
@@ -34,6 +34,12 @@ class ExportPlan:
     pool_uuid: uuid.UUID
     backing: str
     listeners: frozenset[Listener]
+    socket: str = ""
+
+    @property
+    def name(self) -> str:
+        """Of the target, and of what is managed there: what another one says of a host is worth nothing."""
+        return f"{self.kind.value}{f' at {self.socket}' if self.socket else ''}, NQNs {self.nqn_prefix}"
 
     def export(self, incarnations: Iterable[str]) -> Export:
         """What should be exported for these and nobody else."""
@@ -72,5 +78,10 @@ class ExportPlan:
 
 
 def default_nqn_prefix(pool_uuid: uuid.UUID) -> str:
-    """Each pool has its own, so that services that share a target leave each other's subsystems alone."""
-    return f"{NQN_AUTHORITY}:{pool_uuid}"
+    return nqn_prefix_of(pool_uuid, None)
+
+
+def nqn_prefix_of(pool_uuid: uuid.UUID, configured: str | None) -> str:
+    """Each pool has its own, whatever is configured: services that share a target must leave each other's subsystems
+    alone."""
+    return f"{configured or NQN_AUTHORITY}:{pool_uuid}"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from meshfusion.dpu.api import types as api
 from meshfusion.dpu.store.effects import HolderRecord
 from meshfusion.dpu.store.grants import Grant
-from meshfusion.jbof.errors import ServiceError, UnsupportedError
+from meshfusion.jbof.errors import ConfigError, ServiceError, UnsupportedError
 from meshfusion.jbof.format import header_lba_count, shard_lba_count, unit_lba_count
 from meshfusion.jbof.segments import SegmentGeometry
 
@@ -39,6 +40,18 @@ def refuse_unserved(request: api.AttachRequest) -> None:
     if unserved:
         raise UnsupportedError(
             "not served yet: " + "; ".join(unserved), next_step="change these values or use a newer service"
+        )
+
+
+def refuse_other_exports(former: Iterable[HolderRecord], exported_as: str) -> None:
+    """What is exported as ``exported_as`` says nothing of hosts that reach the data in another way (rule 3)."""
+    others = sorted({h.exported_as for h in former if h.access is api.Access.NVMEOF and not h.fenced} - {exported_as})
+    if others:
+        raise ConfigError(
+            f"exports = {exported_as}: hosts that may still write to this pool were given access as "
+            f"{'; '.join(others)}, and only there can they be cut off",
+            next_step="serve the pool with the exports of before until `mfctl pool status` shows none of these hosts, "
+            "then change them; or create the pool anew",
         )
 
 

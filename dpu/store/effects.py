@@ -10,7 +10,11 @@ from meshfusion.jbof.segments import SegmentRecord
 
 @dataclass(frozen=True, slots=True)
 class HolderRecord:
-    """A worker incarnation the service has admitted. ``fenced``: never to be readmitted (rule 3)."""
+    """A worker incarnation the service has admitted. ``fenced``: never to be readmitted (rule 3).
+
+    ``exported_as``: which target lets it reach the data, and under which NQNs, since only that one can tell when it is
+    gone (:attr:`~meshfusion.dpu.export.plan.ExportPlan.name`); empty with local access.
+    """
 
     holder_id: str
     engine_kind: str
@@ -20,6 +24,7 @@ class HolderRecord:
     identity: bytes
     fenced: bool = False
     access: Access = Access.LOCAL
+    exported_as: str = ""
 
 
 @dataclass(frozen=True, slots=True)

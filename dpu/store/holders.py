@@ -64,6 +64,12 @@ class HolderTable:
     def remove(self, holder_id: str) -> None:
         self._holders.pop(holder_id, None)
 
+    def answered(self, now_s: float, holder_id: str) -> None:
+        """It is told only now that it is attached: it could not be heard of before."""
+        holder = self._holders.get(holder_id)
+        if holder is not None:
+            holder.last_seen_s = now_s
+
     def fence(self, holder: Holder) -> None:
         """Its fence is on its way to the medium."""
         holder.fencing = True
@@ -88,8 +94,9 @@ class HolderTable:
         return tuple(h.record.holder_id for h in self if h.condemned and not h.fencing)
 
     def to_serve(self) -> tuple[str, ...]:
-        """Those that shall reach the target: also of an earlier epoch, until they have been silent for too long."""
-        return tuple(h.record.holder_id for h in self if not (h.is_local or h.condemned or h.fencing))
+        """Those that shall reach the target, once they are listed durably: also of an earlier epoch, until they have
+        been silent for too long."""
+        return tuple(h.record.holder_id for h in self if not (h.is_local or h.admission or h.condemned or h.fencing))
 
     def to_probe(self, now_s: float) -> tuple[str, ...]:
         """Holders whose liveness lock should be tried: silent ones and those of an earlier epoch."""

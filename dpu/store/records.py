@@ -103,22 +103,27 @@ def decode_segment(value: bytes) -> SegmentRecord:
 
 
 def encode_holder(record: HolderRecord) -> bytes:
-    texts = "\0".join((record.holder_id, record.engine_kind, record.engine_version, record.host))
+    """With the access of a target a text more: services from before there were any must not take it for local."""
+    texts = [record.holder_id, record.engine_kind, record.engine_version, record.host]
+    if record.access is Access.NVMEOF:
+        texts.append(record.exported_as)
     flags = _FENCED * record.fenced | _NVMEOF * (record.access is Access.NVMEOF)
-    return _sealed(_HOLDER.pack(record.identity, record.pid, flags) + texts.encode())
+    return _sealed(_HOLDER.pack(record.identity, record.pid, flags) + "\0".join(texts).encode())
 
 
 def decode_holder(value: bytes) -> HolderRecord:
     body = _unsealed(value, "holder")
     try:
         identity, pid, flags = _HOLDER.unpack_from(body)
-        holder_id, kind, version, host = body[_HOLDER.size :].decode().split("\0")
+        holder_id, kind, version, host, *exported_as = body[_HOLDER.size :].decode().split("\0")
     except (struct.error, ValueError) as error:
         raise _damaged("holder") from error
-    if flags & ~(_FENCED | _NVMEOF):
+    if flags & ~(_FENCED | _NVMEOF) or len(exported_as) != bool(flags & _NVMEOF):
         raise _damaged("holder")
     access = Access.NVMEOF if flags & _NVMEOF else Access.LOCAL
-    return HolderRecord(holder_id, kind, version, host, pid, identity, bool(flags & _FENCED), access)
+    return HolderRecord(
+        holder_id, kind, version, host, pid, identity, bool(flags & _FENCED), access, "".join(exported_as)
+    )
 
 
 def _sealed(body: bytes) -> bytes:

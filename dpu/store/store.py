@@ -87,11 +87,13 @@ class Store:
         *,
         epoch: int,
         former_holders: Iterable[HolderRecord] = (),
+        exported_as: str = "",
         now_s: float,
     ) -> None:
         self.segments = segments
         self.options = options
         self.epoch = epoch
+        self._exported_as = exported_as
         self.leases = LeaseTable(segments, epoch=epoch, ttl_s=options.lease_ttl_s)
         self.grants = GrantTable(segments, epoch=epoch, ttl_s=options.grant_ttl_s)
         self.counters: Counter[str] = Counter()
@@ -125,6 +127,7 @@ class Store:
             request.pid,
             request.identity,
             access=request.access,
+            exported_as=self._exported_as if request.access is api.Access.NVMEOF else "",
         )
         known = self.holders.get(holder_id)
         if known is None:

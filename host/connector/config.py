@@ -31,6 +31,7 @@ _ONE_POOL = (
     "must name exactly one of pool and service",
     "give either `pool: {path: /dir}` (embedded) or `service: unix:///path` (shared service)",
 )
+_RDMA_ALONE = ("rdma needs a service that exports its pool", "use service: instead of pool:, or another path")
 
 
 def _pool_path(value: Any) -> Any:
@@ -130,11 +131,7 @@ class ConnectorConfig(_Model):
         if (self.pool is None) == (self.service is None):
             raise FieldValueError(*_ONE_POOL)
         if self.path is WantedPath.RDMA and self.service is None:
-            raise FieldValueError(
-                "rdma needs a service that exports its pool",
-                "use service: instead of pool:, or another path",
-                field="path",
-            )
+            raise FieldValueError(*_RDMA_ALONE, field="path")
         return self
 
 
@@ -160,9 +157,13 @@ def examine_connector_config(
         return ConnectorConfig.model_validate(extra_config), ()
     except ValidationError as error:
         problems = describe_errors(error, ConnectorConfig, document, at=at, root_name=EXTRA_CONFIG)
-        # The model's own check runs only once every field is right; all problems are to be told at once.
+        # The model's own checks run only once every field is right; all problems are to be told at once.
         is_told = any(not entry["loc"] for entry in error.errors())
         is_meant = not misspelt(error, ConnectorConfig).isdisjoint({("pool",), ("service",)})
         if not is_told and not is_meant and (extra_config.get("pool") is None) == (extra_config.get("service") is None):
             problems.append(ConfigProblem(EXTRA_CONFIG, *_ONE_POOL, line=document.line_of(at)))
+        is_alone = extra_config.get("pool") is not None and extra_config.get("service") is None
+        if not is_told and not is_meant and is_alone and extra_config.get("path") == WantedPath.RDMA.value:
+            field = ".".join(map(str, (*at, "path")))
+            problems.append(ConfigProblem(field, *_RDMA_ALONE, "rdma", document.line_of((*at, "path"))))
         return None, tuple(problems)

@@ -29,13 +29,13 @@ class Gate(enum.Enum):
 class PathGate:
     def __init__(self, patience_s: float = PATIENCE_S) -> None:
         self._patience_s = patience_s
-        self._asked_s: float | None = None
+        self._began_s: float | None = None
         self._state: PathState | None = None
 
-    def workers_asked(self, now_s: float) -> None:
-        """A step that carries an attachment goes to the workers."""
-        if self._asked_s is None:
-            self._asked_s = now_s
+    def stepped(self, now_s: float) -> None:
+        """A step goes to the workers, with an attachment unless the service has gone: that is not waited for longer."""
+        if self._began_s is None:
+            self._began_s = now_s
 
     def workers_told(self, state: PathState) -> None:
         self._state = state
@@ -47,4 +47,4 @@ class PathGate:
 
     def needs_steps(self, now_s: float) -> bool:
         """Workers are told of an attachment by a step, and tell by one, also when there is nothing else to do."""
-        return self._state is None and (self._asked_s is None or now_s - self._asked_s < self._patience_s)
+        return self._state is None and (self._began_s is None or now_s - self._began_s < self._patience_s)

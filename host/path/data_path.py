@@ -7,8 +7,9 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from meshfusion.host.path.cpus import Cpus, use_cpus
 from meshfusion.host.path.load_job import LoadJob, UnitFailure, UnitRead
@@ -18,6 +19,8 @@ from meshfusion.host.path.spans import Span, spans_of
 from meshfusion.jbof.errors import MeshFusionError
 
 logger = logging.getLogger("meshfusion.path")
+
+Mover = TypeVar("Mover")
 
 
 @dataclass(slots=True)
@@ -71,15 +74,18 @@ class DataPath:
 
     def _load_loop(self) -> None:
         self._settle()
-        loader = self._medium.loader()
+        loader = _made(self._medium.loader)
         try:
             while (part := self._spans.get()) is not None:
+                if isinstance(loader, MeshFusionError):
+                    loader = _made(self._medium.loader)
                 self._load_span(*part, loader)
         finally:
-            loader.close()
+            if not isinstance(loader, MeshFusionError):
+                loader.close()
             self._thread_ends()
 
-    def _load_span(self, job: LoadJob, span: Span, loader: Loader) -> None:
+    def _load_span(self, job: LoadJob, span: Span, loader: Loader | MeshFusionError) -> None:
         if self._closing.is_set():
             job.abandon("the engine is shutting down")
         if job.is_abandoned:
@@ -87,6 +93,8 @@ class DataPath:
         indexes = range(span.first, span.first + span.unit_count)
         outcomes: Sequence[UnitFailure | None]
         try:
+            if isinstance(loader, MeshFusionError):
+                raise loader
             outcomes = loader.load(job, span)
         except MeshFusionError as error:
             outcomes = [UnitFailure(index, False, error.message) for index in indexes]
@@ -125,16 +133,21 @@ class DataPath:
 
     def _save_loop(self) -> None:
         self._settle()
-        saver = self._medium.saver()
+        saver = _made(self._medium.saver)
         try:
             while (batch := self._writes.get()) is not None:
+                if isinstance(saver, MeshFusionError):
+                    saver = _made(self._medium.saver)
                 for result in self._save_batch(batch, saver):
                     self._written.put(result)
         finally:
-            saver.close()
+            if not isinstance(saver, MeshFusionError):
+                saver.close()
             self._thread_ends()
 
-    def _save_batch(self, batch: tuple[ShardWrite, ...], saver: Saver) -> list[ShardWritten]:
+    def _save_batch(self, batch: tuple[ShardWrite, ...], saver: Saver | MeshFusionError) -> list[ShardWritten]:
+        if isinstance(saver, MeshFusionError):
+            return [_failed(write, saver.message) for write in batch]
         results = [self._save_one(write, saver) for write in batch]
         try:
             saver.flush()  # rule 1: durable before anybody may commit
@@ -200,6 +213,17 @@ class DataPath:
             self._threads_left -= 1
             if self._threads_left == 0:
                 self._medium.close()
+
+
+def _made(make: Callable[[], Mover]) -> Mover | MeshFusionError:
+    """What a thread moves bytes with, or why there is none yet: whoever asks is answered all the same."""
+    try:
+        return make()
+    except MeshFusionError as error:
+        return error
+    except Exception as error:
+        logger.exception("a thread of a path cannot begin")
+        return MeshFusionError(f"a thread of a path cannot begin: {error!r}", next_step="report this as a bug")
 
 
 def _failed(write: ShardWrite, reason: str) -> ShardWritten:

@@ -344,7 +344,12 @@ def test_the_example_of_exports_is_accepted(tmp_path: Path) -> None:
         ("{target: nvmet, portals: ['rdma://0.0.0.0']}", "hosts cannot connect to this address; name the address"),
         ("{target: nvmet, portals: ['rdma://10.0.0.1:70000']}", "service 70000 is not a port number"),
         ("{target: nvmet, portals: ['rdma://10.0.0.1', 'rdma://10.0.0.1']}", "must be different addresses"),
+        ("{target: nvmet, portals: ['rdma://10.0.0.1', 'rdma://10.0.0.1:4420']}", "must be different addresses"),
         ("{target: nvmet, portals: ['rdma://10.0.0.1', 'tcp://10.0.0.2']}", "of one transport"),
+        (
+            "{target: spdk, portals: ['rdma://10.0.0.1'], spdk: {socket: /s, memory: 64MiB}}",
+            r"exports\.spdk\.memory.*: 64 MiB are too little .*; give nvmf_tgt at least \d+ MiB",
+        ),
         ("{target: lio, portals: ['rdma://10.0.0.1']}", r"exports\.target = 'lio': must be 'nvmet' or 'spdk'"),
         ("{target: spdk, portals: ['rdma://10.0.0.1']}", r"exports\.spdk: is needed with target: spdk; add socket"),
         (

@@ -309,8 +309,10 @@ def test_a_place_in_doubt_is_neither_committed_nor_given_back(service: Controlle
 
 def test_attaching_anew_is_another_incarnation_of_the_same_identity(service: ControlledService) -> None:
     with attached(service) as rig:
-        rig.client.attach_anew()
+        rig.client.attach_anew(rig.attachment.holder_id)
         again = rig.expect(Attached).attachment
+        rig.client.attach_anew(rig.attachment.holder_id)
+        assert rig.client.attachment is again, "that has happened"
         assert again.holder_id != rig.attachment.holder_id
         assert service.holders[again.holder_id].identity == service.holders[rig.attachment.holder_id].identity
 

@@ -59,7 +59,11 @@ def _open_pool(config: ServiceConfig) -> Pool:
 
     if config.pool.create and pool_is_absent(config.pool.path):
         assert config.pool.size is not None, "load_service_config asks for it when the pool is absent"
-        check_free(parse_address(config.listen))  # so that a slip there leaves no pool of that size behind
+        check_free(parse_address(config.listen))  # so that a slip here leaves no pool of that size behind
+        if config.exports is not None:
+            from meshfusion.dpu.export.opening import check_target
+
+            check_target(config.exports.target)
         create_pool(
             config.pool.path,
             size_bytes=config.pool.size,

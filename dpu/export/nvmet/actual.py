@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 from uuid import UUID
 
 from meshfusion.dpu.export.actual import Actual, ActualSubsystem
 from meshfusion.dpu.export.desired import ANA_GROUP, Address, AnaState, Listener, Namespace
+from meshfusion.dpu.export.errors import StepRefusedError
 from meshfusion.dpu.export.nvmet.configfs import ConfigFs
 from meshfusion.jbof.errors import ConfigError
 
@@ -16,9 +18,24 @@ ANA_WORDS = {
 }
 """drivers/nvme/target/configfs.c, nvmet_ana_state."""
 
+READ_TRIES = 8
+
 
 def read_actual(tree: ConfigFs) -> Actual:
-    """Raises :class:`~meshfusion.dpu.export.errors.StepRefusedError`."""
+    """Raises :class:`~meshfusion.dpu.export.errors.StepRefusedError`.
+
+    What others have on this target may go while it is read; then everything is read again.
+    """
+    for _ in range(READ_TRIES - 1):
+        try:
+            return _read_once(tree)
+        except StepRefusedError as error:
+            if error.code != errno.ENOENT:
+                raise
+    return _read_once(tree)
+
+
+def _read_once(tree: ConfigFs) -> Actual:
     ports = {port: _listener(tree, port) for port in sorted(tree.entries("ports"))}
     return tuple(_subsystem(tree, nqn, ports) for nqn in sorted(tree.entries("subsystems")))
 

@@ -42,11 +42,17 @@ class KernelConfigFs:
     """The real one."""
 
     def __init__(self, root: Path = ROOT) -> None:
-        """Raises :class:`~meshfusion.dpu.export.errors.TargetUnreachableError` where there is no nvmet."""
+        """Raises :class:`~meshfusion.dpu.export.errors.TargetUnreachableError` where there is no nvmet, or not for this
+        user."""
         if not root.is_dir():
             raise TargetUnreachableError(
                 f"{root} does not exist",
                 next_step="mount configfs and load the kernel modules nvmet and nvmet-tcp or nvmet-rdma",
+            )
+        if not os.access(root, os.W_OK | os.X_OK):
+            raise TargetUnreachableError(
+                f"{root} may not be changed by user {os.geteuid()}",
+                next_step="run the service as root, which the kernel's target needs",
             )
         self._root = root
 

@@ -21,14 +21,14 @@ class Worker:
         self._patience_s = patience_s
         self._thread: threading.Thread | None = None
         self._what = ""
-        self._since_s = 0.0
+        self._since = ""
 
     @property
     def busy_with(self) -> str:
         """What has been under way for longer than that; empty if nothing is."""
         if self._thread is None or not self._thread.is_alive():
             return ""
-        return f"the kernel has been at it for {time.monotonic() - self._since_s:.0f} s: {self._what}"
+        return f"the kernel has been at it since {self._since}: {self._what}"  # a text that stays is told once
 
     def run(self, what: str, change: Callable[[], None]) -> None:
         """Raises what ``change`` raises, or :class:`~meshfusion.dpu.export.errors.StepPendingError` when it takes
@@ -43,7 +43,7 @@ class Worker:
             except BaseException as error:
                 raised.append(error)
 
-        self._what, self._since_s = what, time.monotonic()
+        self._what, self._since = what, time.strftime("%H:%M:%S UTC", time.gmtime())
         self._thread = threading.Thread(target=work, name="nvmet-change", daemon=True)
         self._thread.start()
         self._thread.join(self._patience_s)

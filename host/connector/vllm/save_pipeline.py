@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from meshfusion.host.connector.saves import SaveOptions, SaveRun, Saves
 from meshfusion.host.connector.vllm.chunking import Chunking
@@ -40,7 +40,7 @@ class SavePipeline:
         self._granted: dict[int, GrantedRun] = {}
         self._orders: list[SaveOrder] = []
         self._repeated: set[int] = set()  # runs that are second attempts: there is no third
-        self._repeats: list[tuple[float, ReserveWish]] = []  # until when to wait for a new attachment
+        self._repeats: list[_Repeat] = []
         self.counters: Counter[str] = Counter()
 
     @property
@@ -106,19 +106,22 @@ class SavePipeline:
                 self._repeated.discard(result.run_id)
                 self._unpin(ended)
             self._client.settle(granted, result.unit_digests, result.in_doubt)
-        if any(result.in_doubt for result in results):
-            logger.warning("writes are in doubt: going on as a new incarnation, so that the service can fence this one")
-            self._client.attach_anew()
+            if result.in_doubt:
+                logger.warning(
+                    "writes of %s are in doubt: going on as another, so that it is fenced", granted.holder_id
+                )
+                self._client.attach_anew(granted.holder_id)
 
-    def take_repeats(self) -> tuple[ReserveWish, ...]:
-        """There is a new attachment: what to ask places for under it."""
-        repeats, self._repeats = self._repeats, []
-        return tuple(wish for _, wish in repeats)
+    def take_repeats(self, holder_id: str) -> list[ReserveWish]:
+        """What to ask places for, now that ``holder_id`` is attached."""
+        due = [repeat.wish for repeat in self._repeats if repeat.doubted_holder_id != holder_id]
+        self._repeats = [repeat for repeat in self._repeats if repeat.doubted_holder_id == holder_id]
+        return due
 
     def give_up_repeats(self, now_s: float) -> None:
         """No attachment came in time: blocks are not kept for longer."""
-        late = [wish for until_s, wish in self._repeats if until_s <= now_s]
-        self._repeats = [entry for entry in self._repeats if entry[0] > now_s]
+        late = [repeat.wish for repeat in self._repeats if repeat.until_s <= now_s]
+        self._repeats = [repeat for repeat in self._repeats if repeat.until_s > now_s]
         for wish in late:
             self.refused(wish.run_id)
 
@@ -138,7 +141,7 @@ class SavePipeline:
             wish = ReserveWish(
                 repeat.run_id, granted.identity, position_tokens, repeat.chunk_count, keys_of=partial(tuple, its_keys)
             )
-            self._repeats.append((now_s + REPEAT_PATIENCE_S, wish))
+            self._repeats.append(_Repeat(now_s + REPEAT_PATIENCE_S, granted.holder_id, wish))
         self._manager.block_pool.free_blocks([b for i, b in reversed(list(enumerate(blocks))) if i not in kept])
 
     def _wish(self, run: SaveRun, request: Any, identity: bytes) -> ReserveWish:
@@ -155,3 +158,11 @@ class SavePipeline:
     def _unpin(self, run: SaveRun) -> None:
         """Give the blocks back, the last of a prompt first: its first ones are worth keeping longest."""
         self._manager.block_pool.free_blocks(reversed(self._pinned.pop(run.run_id)))
+
+
+class _Repeat(NamedTuple):
+    """Waits until ``until_s`` for another attachment than that of the writes in doubt."""
+
+    until_s: float
+    doubted_holder_id: str
+    wish: ReserveWish

@@ -16,6 +16,7 @@ from meshfusion.host.connector.config import ConnectorConfig
 from meshfusion.host.connector.estimate import EstimateOptions, LoadEstimate
 from meshfusion.host.connector.lookups import Effect, LookupOptions, Lookups, ReleaseLease, StartLoad, StartMatch
 from meshfusion.host.connector.path_gate import Gate, PathGate
+from meshfusion.host.connector.read_failures import ReadFailures
 from meshfusion.host.connector.vllm.chunking import Chunking
 from meshfusion.host.connector.vllm.messages import LoadOrder, LoadReport, StepOrders, StepReport, WorkerFacts
 from meshfusion.host.connector.vllm.save_pipeline import SavePipeline
@@ -29,12 +30,9 @@ from meshfusion.host.pool_events import (
     Matched,
     Reserved,
     ReserveFailed,
-    ReserveWish,
 )
 
 logger = logging.getLogger("meshfusion.scheduler")
-
-READ_FAILURES_MAX = 3
 
 _LOOKUP_NAMES = {"hits": "lookup_hits"}
 _SAVE_NAMES = {
@@ -83,7 +81,7 @@ class SchedulerSide:
         self._never_save: set[str] = set()  # requests that began before a reset: their KV may mix old and new
         self._loads: dict[str, StartLoad] = {}
         self._load_orders: list[LoadOrder] = []
-        self._read_failures: Counter[bytes] = Counter()  # by chunk key
+        self._read_failures = ReadFailures()
         self._unanswered_lookups = 0
         self._step_started_s: float | None = None
         self._step_tokens = 0
@@ -131,7 +129,8 @@ class SchedulerSide:
         self._measure_prefill(scheduler_output)
         self._take_events()
         self._pipeline.give_up_repeats(time.monotonic())
-        wishes: list[ReserveWish] = []
+        attachment = self._client.attachment
+        wishes = self._pipeline.take_repeats(attachment.holder_id) if attachment is not None else []
         for request_id, tokens in scheduler_output.num_scheduled_tokens.items():
             request = self._requests.get(request_id)
             if request is not None and request_id not in self._never_save:
@@ -142,9 +141,7 @@ class SchedulerSide:
         if lease_ids is not None:
             self._client.set_leases(lease_ids)
         loads, self._load_orders = tuple(self._load_orders), []
-        attachment = self._client.attachment
-        if attachment is not None:
-            self._gate.workers_asked(time.monotonic())
+        self._gate.stepped(time.monotonic())
         return StepOrders(attachment, loads, self._pipeline.take_orders())
 
     def workers_reported(self, report: StepReport | None, finished_loads: set[str]) -> None:
@@ -223,9 +220,6 @@ class SchedulerSide:
                 self._lookups.leases_lost(lease_ids)
             case Attached():
                 self._saves.forget_known()
-                repeats = self._pipeline.take_repeats()
-                if repeats:
-                    self._client.reserve(repeats)
 
     def _note_missing(self, request_id: str, stored_chunks: int) -> None:
         """Chunks the service does not have are worth saving, whatever we thought we knew."""
@@ -279,8 +273,8 @@ class SchedulerSide:
         self._end_load(report.request_id, failed=bool(report.failures))
 
     def _note_failures(self, load: StartLoad, failures: tuple[UnitFailure, ...]) -> None:
-        """Wrong bytes: the chunk goes at once. Unreadable ones: only when load after load fails to read them, since one
-        bad moment of the path must not empty the pool."""
+        """Wrong bytes: the chunk goes at once. Unreadable ones: only when load after load fails to read them, while
+        others can be read (:class:`ReadFailures`)."""
         failed: dict[int, UnitFailure] = {}  # by chunk of the request
         for failure in failures:
             chunk = self._chunk_of(load, failure.index)
@@ -289,14 +283,10 @@ class SchedulerSide:
             if failure.is_mismatch or chunk not in failed:
                 failed[chunk] = failure
         keys, extents = load.stored.keys, load.stored.extents
-        if self._read_failures:
-            for chunk in range(self._chunk_of(load, 0), self._chunk_of(load, len(load.block_ids) - 1) + 1):
-                if chunk not in failed:
-                    self._read_failures.pop(keys[chunk], None)
+        chunks = range(self._chunk_of(load, 0), self._chunk_of(load, len(load.block_ids) - 1) + 1)
+        self._read_failures.were_read([keys[chunk] for chunk in chunks if chunk not in failed])
         for chunk, failure in failed.items():
-            self._read_failures[keys[chunk]] += 1
-            if failure.is_mismatch or self._read_failures[keys[chunk]] >= READ_FAILURES_MAX:
-                del self._read_failures[keys[chunk]]
+            if failure.is_mismatch or self._read_failures.is_lost(keys[chunk]):
                 self._client.drop(keys[chunk], extents[chunk], failure.reason)
 
     def _chunk_of(self, load: StartLoad, unit: int) -> int:

@@ -69,6 +69,7 @@ class WorkerSide:
         self._jobs: dict[str, tuple[LoadOrder, LoadJob | LoadResult]] = {}
         self._waiting_loads: dict[str, _WaitingLoad] = {}  # for the path that is being opened
         self._waiting_saves: list[SaveOrder] = []
+        self._next_holder_id = ""  # of the attachment told last
         self._runs: dict[int, _RunUnderWay] = {}  # being written, by run id
         self._reports: list[LoadReport] = []
         self._written: list[RunWritten] = []
@@ -210,11 +211,17 @@ class WorkerSide:
 
     def _follow(self, attachment: Attachment | None) -> None:
         """Take up a new attachment once nothing of the former one is being written."""
-        if self._slot is not None:
-            self._advance()
-            self._slot.follow(attachment, is_writing=bool(self._runs))
-            if self._liveness is not None and not self._runs:
-                self._let_go()
+        if attachment is not None:
+            self._next_holder_id = attachment.holder_id
+        if self._slot is None:
+            return
+        self._advance()
+        self._slot.follow(attachment, is_writing=bool(self._runs))
+        if self._runs:
+            return
+        self._let_go()
+        saves, self._waiting_saves = self._waiting_saves, []
+        self._start_saves(saves)
 
     def _advance(self) -> None:
         """What waited for a path begins when that is open, fails when it cannot be opened, and is not waited for
@@ -252,7 +259,7 @@ class WorkerSide:
     def _start_saves(self, orders: Iterable[SaveOrder]) -> None:
         writes: list[ShardWrite] = []
         for order in orders:
-            if self._slot is not None and order.granted.holder_id == self._slot.opening_holder_id:
+            if self._must_wait(order.granted.holder_id):
                 self._waiting_saves.append(order)
                 continue
             refusal = self._refuse_save(order)
@@ -264,6 +271,14 @@ class WorkerSide:
         if writes:
             assert self._reading_path is not None
             self._reading_path.save(writes)
+
+    def _must_wait(self, holder_id: str) -> bool:
+        """Is the path of this incarnation being opened, or about to be, when the former one has written?"""
+        if self._slot is None:
+            return False
+        attachment = self._slot.attachment
+        is_next = holder_id == self._next_holder_id and attachment is not None and attachment.holder_id != holder_id
+        return holder_id == self._slot.opening_holder_id or (is_next and bool(self._runs))
 
     def _refuse_save(self, order: SaveOrder) -> str:
         attachment = self._slot.attachment if self._slot is not None else None

@@ -34,6 +34,7 @@ class FakePort:
 class FakeKernel:
     """``devices``: paths that exist. ``hold``: (NQN, NSID) of namespaces with requests in flight; disabling one waits
     for its event with the configuration lock held. ``fault``: called with each change, raises OSError to refuse it.
+    ``look``: called before something is read.
     """
 
     def __init__(self, devices: set[str]) -> None:
@@ -41,6 +42,7 @@ class FakeKernel:
         self.hold: dict[tuple[str, str], threading.Event] = {}
         self.fault: Callable[[str], None] = lambda _change: None
         self.watch: Callable[[], None] = lambda: None
+        self.look: Callable[[str], None] = lambda _path: None
         self._config = threading.Lock()
         self.reboot()
 
@@ -69,6 +71,13 @@ class FakeKernel:
     # -- ConfigFs -----------------------------------------------------------------------------------------------------
 
     def entries(self, folder: str) -> frozenset[str]:
+        self.look(folder)
+        try:
+            return self._entries(folder)
+        except KeyError:
+            return frozenset()
+
+    def _entries(self, folder: str) -> frozenset[str]:
         match folder.split("/"):
             case ["subsystems"]:
                 return frozenset(self.subsystems)
@@ -85,6 +94,13 @@ class FakeKernel:
         raise AssertionError(folder)
 
     def read(self, path: str) -> str:
+        self.look(path)
+        try:
+            return self._read(path)
+        except KeyError as error:
+            raise refused("read", path, os_error(errno.ENOENT)) from error
+
+    def _read(self, path: str) -> str:
         match path.split("/"):
             case ["subsystems", nqn, attribute]:
                 return self.subsystems[nqn].attributes[attribute]

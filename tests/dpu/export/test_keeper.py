@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 from meshfusion.dpu.api import types as api
+from meshfusion.dpu.api.liveness import hold_liveness
 from meshfusion.dpu.export.desired import Address, Export, Listener
 from meshfusion.dpu.export.keeper import ExportKeeper, Holders
 from meshfusion.dpu.export.layout import host_subsystem_nqn
+from meshfusion.dpu.export.nvmet.configfs import refused
 from meshfusion.dpu.export.nvmet.target import NvmetTarget
-from meshfusion.dpu.export.plan import ExportPlan, TargetKind, default_nqn_prefix
+from meshfusion.dpu.export.plan import ExportPlan, TargetKind, default_nqn_prefix, nqn_prefix_of
 from meshfusion.dpu.pool import Pool, PoolOptions
-from meshfusion.jbof.errors import ServiceUnavailableError, StaleHolderError, UnsupportedError
-from tests.dpu.export.fake_nvmet import FakeKernel, os_error
+from meshfusion.jbof.errors import (
+    ConfigError,
+    PoolBusyError,
+    ServiceUnavailableError,
+    StaleHolderError,
+    UnsupportedError,
+)
+from tests.dpu.export.fake_nvmet import FakeKernel, FakeSubsystem, os_error
 from tests.dpu.pool_cases import IDENTITY, UNIT_BYTES, key, make_pool
 
 PORTALS = (Address("rdma", "10.0.0.1"), Address("rdma", "10.0.1.1", 4421))
@@ -36,10 +46,11 @@ class Rig:
         self.data = str((self.path / "data").resolve())
         self.kernel = FakeKernel({self.data})
         self.now_s = 0.0
+        self.prefix: str | None = None
         self.pool = self.open()
 
     def open(self) -> Pool:
-        self.pool = Pool.open(self.path, clock=lambda: self.now_s, exports=partial(keeper, self.kernel))
+        self.pool = Pool.open(self.path, clock=lambda: self.now_s, exports=partial(keeper, self.kernel, self.prefix))
         return self.pool
 
     def attach(self, incarnation: str, *, deadline_s: float = DEADLINE_S) -> api.Attachment:
@@ -65,9 +76,9 @@ class Rig:
         return {host.rsplit(":", 1)[1] for host, device in self.kernel.reachable() if device == self.data}
 
 
-def keeper(kernel: FakeKernel, holders: Holders, pool_uuid: uuid.UUID, data: Path) -> ExportKeeper:
+def keeper(kernel: FakeKernel, prefix: str | None, holders: Holders, pool_uuid: uuid.UUID, data: Path) -> ExportKeeper:
     listeners = frozenset(map(Listener, PORTALS))
-    plan = ExportPlan(TargetKind.NVMET, default_nqn_prefix(pool_uuid), pool_uuid, str(data.resolve()), listeners)
+    plan = ExportPlan(TargetKind.NVMET, nqn_prefix_of(pool_uuid, prefix), pool_uuid, str(data.resolve()), listeners)
     return ExportKeeper(NvmetTarget(kernel, plan.export(()), patience_s=0.1), plan, holders, period_s=0.05)
 
 
@@ -182,6 +193,44 @@ def test_a_pool_opened_without_its_exports_says_that_hosts_may_still_write(rig: 
         assert "only its target can say" in pool.status(deadline_s=DEADLINE_S).exports_problem
 
 
+def test_exports_are_not_changed_under_hosts_that_only_the_former_ones_can_cut_off(rig: Rig) -> None:
+    """The new ones would find nothing of such a host, call it gone, and free space that it may still write to."""
+    attachment = rig.attach("one")
+    rig.connect(attachment)
+    rig.reserve(attachment)
+    rig.pool.close()
+    former, rig.prefix = rig.prefix, "nqn.2026-11.io.meshfusion:rack7"
+    with pytest.raises(ConfigError, match=r"exports = nvmet, NQNs nqn\.2026-11\.io\.meshfusion:rack7:.* only there"):
+        rig.open()
+    assert rig.hosts_that_reach_it() == {"one"}
+    rig.prefix = former
+    rig.open()
+    rig.now_s += SILENCE_S
+    until(lambda: rig.states() == {})
+    rig.pool.close()
+    rig.prefix = "nqn.2026-11.io.meshfusion:rack7"
+    rig.open()
+    rig.connect(rig.attach("two"))
+
+
+@pytest.mark.parametrize("prefix", [None, "nqn.2026-11.io.meshfusion", "nqn.2026-11.io.meshfusion:rack7"])
+def test_services_that_are_told_the_same_prefix_leave_each_other_alone(
+    rig: Rig, tmp_path: Path, prefix: str | None
+) -> None:
+    rig.connect(rig.attach("one"))
+    make_pool(tmp_path / "other")
+    other_data = str((tmp_path / "other" / "data").resolve())
+    rig.kernel.devices.add(other_data)
+    for _ in range(2):
+        with Pool.open(tmp_path / "other", exports=partial(keeper, rig.kernel, prefix)) as other:
+            request = api.AttachRequest("two", "vllm", "1", "h", 7, IDENTITY, rank_count=1, access=api.Access.NVMEOF)
+            other.attach(replace(request, incarnation=uuid.uuid4().hex), deadline_s=DEADLINE_S)
+            time.sleep(0.3)
+            assert rig.hosts_that_reach_it() == {"one"}
+            assert rig.status().exports_problem == ""
+            assert other.status(deadline_s=DEADLINE_S).exports_problem == ""
+
+
 def test_a_target_that_refuses_admits_nobody(rig: Rig) -> None:
     def refuse(change: str) -> None:
         raise os_error(13)
@@ -222,3 +271,132 @@ def test_for_spdk_a_tenant_has_one_subsystem() -> None:
     (subsystem,) = export.subsystems
     assert {host.nqn for host in subsystem.hosts} == {plan.host_nqn("one"), plan.host_nqn("two")}
     assert plan.reach("one").subsystem_nqn == plan.reach("two").subsystem_nqn == subsystem.nqn
+
+
+def test_a_target_that_hangs_holds_up_nobody_else_and_not_the_end(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    hang = threading.Event()
+
+    def wait(path: str) -> None:
+        hang.wait(20)
+
+    rig.kernel.look = wait
+    begun_s = time.monotonic()
+    with pytest.raises(ServiceUnavailableError, match="not exported to this host"):
+        rig.attach("one", deadline_s=0.3)
+    monkeypatch.setattr(ExportKeeper.close, "__kwdefaults__", {"deadline_s": 0.3})
+    rig.pool.close()
+    assert time.monotonic() - begun_s < 5
+    assert "the target has not answered" in caplog.text
+    with pytest.raises(PoolBusyError):  # what it was asked may still be done
+        rig.open()
+    hang.set()
+
+
+def test_a_target_that_cannot_be_read_is_not_asked_for_each_host_that_must_go(rig: Rig) -> None:
+    """Each question may take as long as the target takes not to answer."""
+    for name in ("one", "two"):
+        rig.attach(name)
+    reads: list[str] = []
+
+    def fail(path: str) -> None:
+        if path == "ports":
+            reads.append(path)
+            raise refused("list", path, os_error(5))
+
+    rig.kernel.look = fail
+    rig.now_s += SILENCE_S
+    until(lambda: len(reads) >= 20)
+    keeper = rig.pool._exports
+    assert keeper is not None
+    before, rounds = len(reads), keeper._rounds_done
+    until(lambda: keeper._rounds_done >= rounds + 10)
+    assert len(reads) - before <= 12, "once a round"
+    assert set(rig.states().values()) == {"condemned"}
+    rig.kernel.look = lambda path: None
+    until(lambda: rig.states() == {})
+
+
+def test_who_cannot_be_admitted_is_not_listed_again_and_again(rig: Rig) -> None:
+    """Engines ask every few seconds, each time as another incarnation, and a target may be stuck for hours."""
+    attachment = rig.attach("one")
+    rig.connect(attachment)
+    assert attachment.export is not None
+    writing = rig.kernel.hold[attachment.export.subsystem_nqn, "1"] = threading.Event()
+    rig.pool.detach(api.DetachRequest("one"), deadline_s=DEADLINE_S)
+    until(lambda: rig.status().exports_problem != "")
+    for i in range(3):
+        with pytest.raises(ServiceUnavailableError, match="the kernel has been at it"):
+            rig.attach(f"again-{i}")
+    assert rig.states() == {"one": "condemned"}
+    writing.set()
+    rig.connect(rig.attach("two"))
+
+
+def test_the_time_that_admission_takes_is_not_silence(rig: Rig) -> None:
+    """A target may take most of ``holder_silence_s``, and a host's first heartbeat comes only after it was answered."""
+    rig.attach("one")
+    slow = threading.Event()
+
+    def wait(change: str) -> None:
+        rig.now_s += SILENCE_S - 1 if not slow.is_set() else 0
+        slow.set()
+
+    rig.kernel.fault = wait
+    rig.attach("two")
+    assert slow.is_set()
+    rig.now_s += 2
+    time.sleep(1.5)  # a tick
+    assert rig.states().get("two") == "live"
+
+
+def test_hosts_of_this_machine_and_of_the_target_share_a_pool_and_go_each_in_its_way(rig: Rig) -> None:
+    far = rig.attach("far")
+    rig.connect(far)
+    request = api.AttachRequest("near", "vllm", "1", "h", 7, IDENTITY, rank_count=1)
+    near = rig.pool.attach(request, deadline_s=DEADLINE_S)
+    assert (near.export, near.namespaces[0].path) == (None, rig.data)
+    lock = hold_liveness(Path(near.liveness_path))
+    with pytest.raises(StaleHolderError):  # neither becomes the other
+        rig.pool.attach(replace(request, incarnation="far"), deadline_s=DEADLINE_S)
+    with pytest.raises(StaleHolderError):
+        rig.attach("near")
+    for attachment in (far, near):
+        assert rig.reserve(attachment, 0 if attachment is far else 1).outcome is api.ReserveOutcome.GRANTED
+    rig.now_s += SILENCE_S
+    until(lambda: rig.states() == {"near": "silent"})
+    assert rig.status().grant_count == 1, "its process lives"
+    assert rig.hosts_that_reach_it() == set()
+    os.close(lock)
+    until(lambda: rig.states() == {})
+    assert rig.status().grant_count == 0
+
+
+def test_what_keeps_the_target_is_told_once(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    attachment = rig.attach("one")
+    rig.connect(attachment)
+    assert attachment.export is not None
+    writing = rig.kernel.hold[attachment.export.subsystem_nqn, "1"] = threading.Event()
+    rig.pool.detach(api.DetachRequest("one"), deadline_s=DEADLINE_S)
+    time.sleep(2.5)
+    told = [record.getMessage() for record in caplog.records if "not as they should be" in record.getMessage()]
+    writing.set()
+    until(lambda: rig.states() == {})
+    assert 1 <= len(told) <= 2, told
+
+
+def test_what_others_remove_while_it_is_read_costs_nobody_an_admission(rig: Rig) -> None:
+    """Services share the kernel's target, and its tree has no moment in which it stands still."""
+    comes = iter(range(6))
+
+    def go_while_read(path: str) -> None:
+        if path == "subsystems":
+            nqn = f"nqn.2026-11.io.others:{next(comes, 'gone')}"
+            rig.kernel.subsystems[nqn] = FakeSubsystem()
+        if path.startswith("subsystems/nqn.2026-11.io.others:") and not path.split(":")[1].startswith("gone"):
+            rig.kernel.subsystems.pop(path.split("/")[1], None)
+
+    rig.kernel.look = go_while_read
+    rig.attach("one")
+    assert rig.status().exports_problem == ""

@@ -29,11 +29,14 @@ digests = st.lists(st.binary(min_size=8, max_size=8), max_size=5).map(tuple)
 shards = st.builds(Shard, u32, extents, u32, u32, u32, digests)
 chunks = st.builds(ChunkRecord, hash32, hash32, texts, u32, u64, u32, st.lists(shards, max_size=3).map(tuple))
 segments = st.builds(SegmentRecord, u32, u64, u64)
-holders = st.builds(HolderRecord, texts, texts, texts, texts, u64, hash32, st.booleans(), st.sampled_from(list(Access)))
+holders = st.builds(HolderRecord, texts, texts, texts, texts, u64, hash32, st.booleans(), st.just(Access.LOCAL))
+exported = st.builds(
+    HolderRecord, texts, texts, texts, texts, u64, hash32, st.booleans(), st.just(Access.NVMEOF), texts
+)
 values = st.one_of(
     st.tuples(chunks.map(encode_chunk), st.just(decode_chunk)),
     st.tuples(segments.map(encode_segment), st.just(decode_segment)),
-    st.tuples(holders.map(encode_holder), st.just(decode_holder)),
+    st.tuples((holders | exported).map(encode_holder), st.just(decode_holder)),
 )
 
 
@@ -47,7 +50,7 @@ def test_segments_round_trip(record: SegmentRecord) -> None:
     assert decode_segment(encode_segment(record)) == record
 
 
-@given(holders)
+@given(holders | exported)
 def test_holders_round_trip(record: HolderRecord) -> None:
     assert decode_holder(encode_holder(record)) == record
 
@@ -66,6 +69,13 @@ def test_a_cut_value_is_seen(value: tuple[bytes, Callable[[bytes], object]], dat
     raw, decode = value
     with pytest.raises(FormatError):
         decode(raw[: data.draw(st.integers(0, len(raw) - 1))])
+
+
+@given(exported)
+def test_what_a_target_lets_in_is_no_holder_to_services_of_before(record: HolderRecord) -> None:
+    """They read any flag as *fenced*, and would free its space; they refuse a record without just four texts."""
+    texts_of_it = encode_holder(record)[32 + 8 + 1 : -4].decode().split("\0")
+    assert texts_of_it == [record.holder_id, record.engine_kind, record.engine_version, record.host, record.exported_as]
 
 
 @given(st.binary(max_size=300), st.sampled_from((decode_chunk, decode_segment, decode_holder)))

@@ -217,6 +217,14 @@ def test_a_fence_of_a_targets_host_that_failed_is_to_be_confirmed_again(pool: Dr
     assert pool.store.holders.to_cut_off() == ("far",)
 
 
+def test_a_host_reaches_its_target_only_once_it_is_listed_durably(pool: Driver) -> None:
+    """Else a service that ends before would leave access behind that nobody knows of."""
+    step = pool.attach_step("far", access=api.Access.NVMEOF)
+    assert pool.store.holders.to_serve() == ()
+    pool.settle(step)
+    assert pool.store.holders.to_serve() == ("far",)
+
+
 def test_a_former_host_of_a_target_cannot_re_assert_itself(pool: Driver) -> None:
     """What it sent in the earlier epoch, the target may still be at: its promise is worth nothing."""
     pool.attach("far", access=api.Access.NVMEOF)

@@ -221,3 +221,11 @@ def test_all_problems_at_once() -> None:
 def test_not_a_mapping_at_all(bad: object) -> None:
     with pytest.raises(ConfigError, match="must be a mapping"):
         parse_connector_config(bad)
+
+
+def test_rdma_without_a_service_is_told_along_with_everything_else() -> None:
+    said = problems_of({"pool": {"path": "/tmp/x"}, "path": "rdma", "load_threads": 0})
+    assert len(said) == 2
+    assert [text for text in said if shown("path", "rdma") in text and "needs a service" in text], said
+    (alone,) = problems_of({"pool": {"path": "/tmp/x"}, "path": "rdma"})
+    assert "needs a service" in alone

@@ -10,10 +10,10 @@ OPEN, WAIT, CLOSED = Gate.OPEN, Gate.WAIT, Gate.CLOSED
 def test_a_fresh_engine_waits_for_its_first_path() -> None:
     gate = PathGate(patience_s=5.0)
     assert (gate.look(100.0), gate.needs_steps(100.0)) == (WAIT, True), (
-        "nobody was asked yet: however long ago it began"
+        "nothing was asked yet: however long ago it began"
     )
-    gate.workers_asked(100.0)
-    gate.workers_asked(104.0)
+    gate.stepped(100.0)
+    gate.stepped(104.0)
     assert gate.look(104.9) is WAIT
     assert (gate.look(105.0), gate.needs_steps(105.0)) == (CLOSED, False)
     gate.workers_told(PathState("one"))
@@ -22,7 +22,7 @@ def test_a_fresh_engine_waits_for_its_first_path() -> None:
 
 def test_what_workers_say_last_counts() -> None:
     gate = PathGate(patience_s=5.0)
-    gate.workers_asked(0.0)
+    gate.stepped(0.0)
     gate.workers_told(PathState("one", "no RDMA device"))
     assert (gate.look(1.0), gate.needs_steps(1.0)) == (CLOSED, False)
     gate.workers_told(PathState("one"))

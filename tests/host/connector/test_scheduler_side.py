@@ -4,8 +4,9 @@ end nothing is held, neither by the engine nor by the pool."""
 from __future__ import annotations
 
 import random
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,16 @@ import pytest
 from meshfusion.dpu.api import types as api
 from meshfusion.dpu.pool import Pool, PoolOptions, create_pool
 from meshfusion.host import pool_standing
+from meshfusion.host.connector.path_gate import PathGate
+from meshfusion.host.connector.read_failures import READ_FAILURES_MAX
 from meshfusion.host.connector.vllm import save_pipeline
+from meshfusion.host.path.load_job import LoadJob, UnitFailure
 from meshfusion.host.path.medium import WriteInDoubtError
 from meshfusion.host.path.shards import ShardWrite
-from meshfusion.host.path.staged import StagedSaver
+from meshfusion.host.path.spans import Span
+from meshfusion.host.path.staged import StagedLoader, StagedSaver
 from meshfusion.jbof.digest import DigestKernels, load_kernels
-from meshfusion.jbof.errors import ServiceUnavailableError
+from meshfusion.jbof.errors import MediaError, ServiceUnavailableError
 from meshfusion.jbof.format import LBA_BYTES
 from tests.host.support.kv_memory import BLOCK_TOKENS, KvMemory, block_outermost, layer_outermost
 from tests.host.support.mini_engine import KeepOpen, MiniEngine, Request, make_request
@@ -413,6 +418,54 @@ def test_a_busy_hour(pool: Pool, start: EngineFactory, seed: int) -> None:
     assert engine.side.counters["loaded_blocks"] > 0
 
 
+def test_a_path_that_reads_nothing_is_no_reason_to_drop_what_others_can_read(
+    pool: Pool, start: EngineFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine whose way to the data is broken would empty the pool for all, chunk by chunk."""
+    engine = start()
+    tokens = prompt(3 * CHUNK_TOKENS)
+    save_prompt(engine, tokens)
+    committed_by(engine, 3)
+    with monkeypatch.context() as broken:
+        broken.setattr(StagedLoader, "load", raising(MediaError("no path to the target", next_step="-")))
+        for i in range(2 * READ_FAILURES_MAX):
+            request = engine.add(make_request(f"broken-{i}", tokens))
+            engine.run()
+            assert engine.is_right(request)
+    assert engine.side.counts()["failed_blocks"] >= 3 * 2 * 2 * READ_FAILURES_MAX
+    assert dict(pool.status(deadline_s=1).counters).get("dropped_chunks", 0) == 0
+    request = engine.add(make_request("again", tokens))
+    engine.run()
+    assert request.loaded_tokens == 3 * CHUNK_TOKENS
+    settle(engine, pool)
+
+
+def test_a_chunk_that_cannot_be_read_while_others_can_is_dropped(
+    pool: Pool, start: EngineFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = start()
+    good, bad = prompt(2 * CHUNK_TOKENS, 1), prompt(2 * CHUNK_TOKENS, 2)
+    for tokens in (good, bad):
+        engine.add(make_request(f"save-{len(engine.requests)}", tokens))
+    committed_by(engine, 4)
+    chunks = {chunk.shards[0].extent.lba: chunk for chunk in pool.list_chunks(api.ListRequest(), deadline_s=1).chunks}
+    held_by_bad = sorted(chunks)[2:]
+    load = StagedLoader.load
+
+    def load_or_fail(loader: StagedLoader, job: LoadJob, span: Span) -> Sequence[UnitFailure | None]:
+        if job.units[span.first].lba > held_by_bad[0]:
+            raise MediaError("a drive cannot read this", next_step="-")
+        return load(loader, job, span)
+
+    monkeypatch.setattr(StagedLoader, "load", load_or_fail)
+    for i in range(READ_FAILURES_MAX):
+        for name, tokens in (("good", good), ("bad", bad)):
+            engine.add(make_request(f"{name}-{i}", tokens))
+            engine.run()
+    until(lambda: dict(pool.status(deadline_s=1).counters).get("dropped_chunks", 0) == 2)
+    settle(engine, pool)
+
+
 def doubt_writes(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     """The first ``count`` shards are written, and nobody can say so."""
     write, doubtful = StagedSaver.write, iter(range(count))
@@ -448,6 +501,60 @@ def test_a_write_in_doubt_keeps_its_place_and_is_written_once_more_by_the_next_i
     engine.finish_all()
     engine.run()
     engine.assert_nothing_held()
+
+
+def test_one_incarnation_follows_however_late_and_often_its_writes_turn_out_doubtful(
+    pool: Pool, start: EngineFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each one more would cost the target a subsystem, and the worker a path."""
+    lets = [threading.Event(), threading.Event()]
+    waiting = iter(lets)
+    write = StagedSaver.write
+
+    def write_or_doubt(saver: StagedSaver, shard: ShardWrite) -> tuple[bytes, ...]:
+        let = next(waiting, None)
+        digests = write(saver, shard)
+        if let is not None:
+            assert let.wait(10)
+            raise WriteInDoubtError("the connection broke", next_step="-")
+        return digests
+
+    monkeypatch.setattr(StagedSaver, "write", write_or_doubt)
+    engine = start()
+    for seed in (1, 2):
+        engine.add(make_request(f"r{seed}", prompt(CHUNK_TOKENS, seed)))
+        engine.step_until(lambda: len(engine.side._pipeline._granted) == seed)  # noqa: B023
+    first = attached_as(engine)
+    lets[0].set()
+    engine.step_until(lambda: attached_as(engine) not in ("", first))
+    second = attached_as(engine)
+    lets[1].set()
+    committed_by(engine, 2)
+    assert engine.side.counts()["saves_repeated"] == 2
+    assert attached_as(engine) == second
+    assert {holder.holder_id for holder in pool.status(deadline_s=1).holders} <= {first, second}
+    engine.finish_all()
+    engine.run()
+    engine.assert_nothing_held()
+
+
+def test_a_service_that_goes_before_the_first_step_is_not_waited_for(
+    pool: Pool, start: EngineFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = start()
+    monkeypatch.setattr(engine.side, "_gate", PathGate(patience_s=0.2))
+    monkeypatch.setattr(pool, "attach", raising(ServiceUnavailableError("away", next_step="-")))
+    engine.client.attach_anew(attached_as(engine))
+    assert attached_as(engine) == ""
+    request = engine.add(make_request("first", prompt(2 * CHUNK_TOKENS)))
+    engine.run(limit_s=5.0)
+    assert engine.is_right(request)
+    assert not engine.side.has_work
+
+
+def attached_as(engine: MiniEngine) -> str:
+    attachment = engine.client.attachment
+    return attachment.holder_id if attachment is not None else ""
 
 
 def test_a_second_doubt_is_the_last(pool: Pool, start: EngineFactory, monkeypatch: pytest.MonkeyPatch) -> None:

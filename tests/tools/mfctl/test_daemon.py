@@ -48,6 +48,11 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
+NO_NVMET = pytest.mark.skipif(
+    Path("/sys/kernel/config/nvmet").exists(), reason="needs hardware: a kernel without nvmet"
+)
+
+
 @pytest.fixture
 def start() -> Iterator[Start]:
     processes: list[subprocess.Popen[str]] = []
@@ -338,3 +343,38 @@ def test_a_size_without_effect_is_logged(config: Path, start: Start, tmp_path: P
     _, log = process.communicate(timeout=30)
     assert log.count(f"pool.size = 16MiB has no effect: the pool {tmp_path}/pool exists already, with a size of 9") == 1
     assert "segment_size" not in log
+
+
+@NO_NVMET
+def test_a_target_that_is_not_here_is_told_before_anything_is_made(config: Path, tmp_path: Path, start: Start) -> None:
+    with config.open("a") as file:
+        file.write("exports: {target: nvmet, portals: ['rdma://10.0.0.1:4420']}\n")
+    checked = run("config", "check", str(config))
+    assert checked.exit_code != 0
+    assert "line 4: exports.target = 'nvmet': /sys/kernel/config/nvmet does not exist; mount configfs" in checked.stderr
+    process = start(config)
+    output, errors = process.communicate(timeout=DEADLINE_S)
+    assert (process.returncode, output) == (checked.exit_code, "")
+    assert "/sys/kernel/config/nvmet does not exist" in errors
+    assert not (tmp_path / "pool").exists()
+
+
+def test_a_target_that_never_answers_does_not_hold_up_the_end(config: Path, tmp_path: Path, start: Start) -> None:
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(tmp_path / "spdk.sock"))
+        silent.listen(8)
+        with config.open("a") as file:
+            file.write(
+                "exports: {target: spdk, portals: ['rdma://10.0.0.1:4420'], "
+                f"spdk: {{socket: {tmp_path}/spdk.sock, memory: 1GiB}}}}\n"
+            )
+        process = start(config)
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("ready ")
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=10.0)
+    assert process.returncode == 0
+    assert "the target has not answered" in errors
+    successor = start(config)
+    assert successor.stdout is not None
+    assert successor.stdout.readline().startswith("ready "), "the pool is free when the process has ended"
