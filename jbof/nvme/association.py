@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from meshfusion.jbof.errors import MediaError, MeshFusionError
 from meshfusion.jbof.nvme.admin_commands import async_event_request, keep_alive
+from meshfusion.jbof.nvme.auth_keys import RandomBytes
 from meshfusion.jbof.nvme.bring_up import AssociationInfo, bring_up, shut_down
 from meshfusion.jbof.nvme.command import AdminOpcode, Command
 from meshfusion.jbof.nvme.controller_effects import (
@@ -71,15 +72,18 @@ class Phase(enum.IntEnum):
 
 
 class Association:
-    """``links``: numbers for connections, none of them used before."""
+    """``links``: numbers for connections, none of them used before. ``random_bytes``: for authentication."""
 
-    def __init__(self, settings: ControllerSettings, scratch_pool: ScratchPool, links: Iterator[int]) -> None:
+    def __init__(
+        self, settings: ControllerSettings, scratch_pool: ScratchPool, links: Iterator[int], random_bytes: RandomBytes
+    ) -> None:
         self.phase = Phase.COMING_UP
         self.info: AssociationInfo | None = None
         self.inventory = Inventory()
         self.io_queues: list[QueuePair] = []
         self._settings = settings
         self._links = links
+        self._random_bytes = random_bytes
         self._queues: dict[int, QueuePair] = {}  # by link, until they are dead
         self._by_id: list[QueuePair] = []
         self._opening: Conversation | None = None
@@ -107,7 +111,7 @@ class Association:
 
     def begin(self, now_s: float) -> Effects:
         """Ends with :class:`AssociationUp` or :class:`AssociationLost`."""
-        return self._conversations.begin(now_s, bring_up(self._settings), self._brought_up)
+        return self._conversations.begin(now_s, bring_up(self._settings, self._random_bytes), self._brought_up)
 
     def submit_io(
         self, now_s: float, queue: QueuePair, owner: object, command: Command, deadline_s: float, key: int | None
@@ -140,11 +144,11 @@ class Association:
             return []
         self.phase = Phase.DYING
         self._drain_end_s = math.inf
+        ends, error = self._conversations.abandon(now_s, error)
         effects: Effects = [AssociationLost(error)]
         for queue in list(self._queues.values()):
             effects += self._absorb(now_s, queue.kill(error))
-        effects += self._conversations.abandon(now_s, error)
-        return effects + self._all_dead()
+        return effects + ends + self._all_dead()
 
     # ---- events --------------------------------------------------------------------------------------------------
 

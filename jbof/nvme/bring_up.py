@@ -15,6 +15,8 @@ from meshfusion.jbof.nvme.admin_commands import (
     set_async_events,
     set_queue_count,
 )
+from meshfusion.jbof.nvme.auth import Authentication, authenticate
+from meshfusion.jbof.nvme.auth_keys import RandomBytes
 from meshfusion.jbof.nvme.command import Command
 from meshfusion.jbof.nvme.fabrics import (
     ANY_CONTROLLER,
@@ -69,16 +71,18 @@ class AssociationInfo:
     io_queue_count: int
     io_queue_depth: int
     inventory: Inventory
+    authentication: Authentication
 
     @property
     def max_transfer_bytes(self) -> int | None:
         return self.controller.max_transfer_bytes(self.capabilities)
 
 
-def bring_up(settings: ControllerSettings) -> Procedure[AssociationInfo]:
-    """From nothing to queues for I/O."""
+def bring_up(settings: ControllerSettings, random_bytes: RandomBytes) -> Procedure[AssociationInfo]:
+    """From nothing to queues for I/O. ``random_bytes``: for authentication."""
     yield Open(0, settings.admin_queue_depth)
     connected = yield from _connect(settings, 0, settings.admin_queue_depth)
+    authentication = yield from authenticate(settings, 0, connected, random_bytes)
     capabilities = yield from _enable(settings)
     yield StartKeepAlive()
     controller = yield from _identify(settings, connected.controller_id)
@@ -91,8 +95,11 @@ def bring_up(settings: ControllerSettings) -> Procedure[AssociationInfo]:
     depth = max(depth, MIN_QUEUE_DEPTH)
     for queue_id in range(1, count + 1):
         yield Open(queue_id, depth, connected.controller_id)
-        yield from _connect(settings, queue_id, depth, connected.controller_id)
-    return AssociationInfo(connected.controller_id, capabilities, controller, limits, count, depth, inventory)
+        queue = yield from _connect(settings, queue_id, depth, connected.controller_id)
+        yield from authenticate(settings, queue_id, queue, random_bytes)
+    return AssociationInfo(
+        connected.controller_id, capabilities, controller, limits, count, depth, inventory, authentication
+    )
 
 
 def shut_down(capabilities: Capabilities, timeout_s: float) -> Procedure[bool]:
@@ -116,13 +123,7 @@ def _connect(
 
     outgoing = connect_data(settings.host_id, settings.host_nqn, settings.subsystem_nqn, controller_id=controller_id)
     answer = yield Ask(build, CONNECT_DATA_BYTES, outgoing, queue_id)
-    connected = connect_result(answer.result & 0xFFFFFFFF, answer.sq_head)
-    if connected.needs_authentication or connected.needs_secure_channel:
-        raise UnsupportedError(
-            f"{settings.where}: the target wants the host to authenticate, which MeshFusion's initiator cannot",
-            next_step="Remove the host's DH-HMAC-CHAP key at the target and restrict access by host NQN and network.",
-        )
-    return connected
+    return connect_result(answer.result & 0xFFFFFFFF, answer.sq_head)
 
 
 def _enable(settings: ControllerSettings) -> Procedure[Capabilities]:

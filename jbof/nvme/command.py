@@ -63,6 +63,8 @@ class FabricsType(enum.Enum):
     PROPERTY_SET = 0x00
     CONNECT = 0x01
     PROPERTY_GET = 0x04
+    AUTHENTICATION_SEND = 0x05
+    AUTHENTICATION_RECEIVE = 0x06
     DISCONNECT = 0x08
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from meshfusion.jbof.errors import ConfigError, MediaError, MeshFusionError, UnsupportedError
 from meshfusion.jbof.nvme.association import Association
+from meshfusion.jbof.nvme.auth_keys import RandomBytes
 from meshfusion.jbof.nvme.bring_up import AssociationInfo
 from meshfusion.jbof.nvme.command import Command
 from meshfusion.jbof.nvme.controller_effects import (
@@ -44,18 +45,25 @@ _S = ControllerState
 
 
 class Controller:
-    """``random``: numbers from 0 to 1, for the jitter of reconnection. ``first_link``: links are numbered from there.
+    """``random``: numbers from 0 to 1, for the jitter of reconnection. ``random_bytes``: for authentication.
+    ``first_link``: links are numbered from there.
 
     The first attempt to connect is the only one when it fails. Later ones are repeated, also when the target refuses
     the host, for a target that starts may not know its hosts yet; the owner hears of every failure and may stop.
     """
 
     def __init__(
-        self, settings: ControllerSettings, scratch_pool: ScratchPool, random: Callable[[], float], first_link: int
+        self,
+        settings: ControllerSettings,
+        scratch_pool: ScratchPool,
+        random: Callable[[], float],
+        random_bytes: RandomBytes,
+        first_link: int,
     ) -> None:
         self.settings = settings
         self.state = _S.IDLE
         self._scratch_pool = scratch_pool
+        self._random_bytes = random_bytes
         self._links = itertools.count(first_link)
         self._association: Association | None = None
         self._reconnecting = Reconnecting(
@@ -193,7 +201,7 @@ class Controller:
     def _attempt(self, now_s: float) -> Effects:
         assert self._association is None, "one association at a time"
         self._move(_S.CONNECTING)
-        self._association = Association(self.settings, self._scratch_pool, self._links)
+        self._association = Association(self.settings, self._scratch_pool, self._links, self._random_bytes)
         return self._absorb(now_s, self._association.begin(now_s))
 
     def _on_lost(self, now_s: float, error: MeshFusionError) -> Effects:

@@ -38,6 +38,9 @@ _SQ_FLOW_CONTROL_IS_OFF: Final = 0xFFFF
 _DATA: Final = struct.Struct("<16sH238x256s256s256x")
 _CONNECT: Final = struct.Struct("<HHHBxI")
 _PROPERTY: Final = struct.Struct("<B3xIQ")
+_SECURITY: Final = struct.Struct("<xBBBI")
+_NVME_PROTOCOL: Final = 0xE9  # SECP
+_DHCHAP_SPECIFIC: Final = (0x01, 0x01)  # SPSP0, SPSP1
 assert _DATA.size == CONNECT_DATA_BYTES
 
 _LABEL: Final = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
@@ -158,6 +161,22 @@ def property_set(offset: int, size_bytes: int, value: int) -> Command:
 def disconnect() -> Command:
     """End the I/O queue on which this is sent; for targets with bit 0 of OFCS (Base Figure 550)."""
     return fabrics_command(FabricsType.DISCONNECT, b"")
+
+
+def authentication_send(data: DataPointer) -> Command:
+    """One message to the target (Base chapter 6, Linux: ``nvmf_auth_send_command``); ``data`` is as long as it."""
+    return _security(FabricsType.AUTHENTICATION_SEND, data)
+
+
+def authentication_receive(data: DataPointer) -> Command:
+    """The target's next message, of at most the length of ``data`` (Linux: ``nvmf_auth_receive_command``)."""
+    return _security(FabricsType.AUTHENTICATION_RECEIVE, data)
+
+
+def _security(kind: FabricsType, data: DataPointer) -> Command:
+    if data.place is not DataPlace.REMOTE:
+        raise field_error("authentication data", "must be one piece of registered memory")
+    return fabrics_command(kind, _SECURITY.pack(*_DHCHAP_SPECIFIC, _NVME_PROTOCOL, data.length_bytes), data)
 
 
 def _property_size(size_bytes: int) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import random
+import secrets
 import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
@@ -19,6 +20,7 @@ from typing import Any, Final
 from numpy.typing import NDArray
 
 from meshfusion.jbof.errors import MediaError
+from meshfusion.jbof.nvme.auth import Authentication
 from meshfusion.jbof.nvme.bring_up import AssociationInfo
 from meshfusion.jbof.nvme.controller import not_connected
 from meshfusion.jbof.nvme.controller_effects import (
@@ -99,11 +101,12 @@ class Initiator:
         self._on_event = on_event
         self._is_closed = False
         self._crash: MediaError | None = None
+        self._told_of_idle_key = False
         self._open: set[PendingTransfer | PendingRequest] = set()  # of the thread that drives
         self._connecting = PendingRequest(connect_timeout_s)
         self._closing: PendingRequest | None = None
         pools = transport.scratch_pool(MIN_ADMIN_SCRATCH), transport.scratch_pool(_RANGE_SCRATCH)
-        self._session = Session(settings, *pools, random.random)
+        self._session = Session(settings, *pools, random.random, secrets.token_bytes)
         self._poller = Poller(self._session, transport, self._on_effect, self._on_crash)
         self._poller.call(self._session.connect)
         try:
@@ -280,6 +283,7 @@ class Initiator:
     def _on_controller(self, effect: Any) -> None:
         match effect:
             case Connected(info):
+                self._note_idle_key(info)
                 self._connecting.end(info)
             case ControllerLost(error):
                 self._connecting.end(error=error)
@@ -290,6 +294,13 @@ class Initiator:
                 self._on_event(effect)
             except Exception:
                 _log.exception("on_event failed for %s", effect)
+
+    def _note_idle_key(self, info: AssociationInfo) -> None:
+        """Worth knowing, once: who set a key may believe that others are kept out."""
+        is_idle = self._settings.host_key is not None and info.authentication is Authentication.NONE
+        if is_idle and not self._told_of_idle_key:
+            self._told_of_idle_key = True
+            _log.info("%s: a key is set, but the target does not ask for authentication", self._settings.where)
 
     def _on_crash(self, cause: BaseException) -> None:
         """A bug of ours. Nobody is left waiting, and every queue pair is killed: no memory is touched unseen."""

@@ -2,7 +2,7 @@
 
 A procedure does no I/O and knows no clock but its answers. What it raises ends it; a status that is not success is
 raised inside of it, at the step, as :class:`~meshfusion.jbof.nvme.status.NvmeCommandError`. When the connection is
-lost, a procedure is closed where it stands.
+lost, a procedure ends where it stands: by :class:`Abandoned`, in place of which it may raise what the loss means.
 """
 
 from __future__ import annotations
@@ -69,6 +69,14 @@ class Answer(NamedTuple):
 
 Result = TypeVar("Result")
 Procedure = Generator[Step, Answer, Result]
+
+
+class Abandoned(Exception):
+    """Raised inside of a procedure, which may not go on: the connection is lost because of ``error``."""
+
+    def __init__(self, error: MeshFusionError) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
 class Ended(NamedTuple):
@@ -167,15 +175,17 @@ class Conversations:
             case _:
                 raise AssertionError(f"{effect} while its conversation goes on")
 
-    def abandon(self, now_s: float, error: MeshFusionError) -> list[Any]:
-        """The connection is lost because of ``error``: end all."""
+    def abandon(self, now_s: float, error: MeshFusionError) -> tuple[list[Any], MeshFusionError]:
+        """The connection is lost because of ``error``: end all. Returns effects, and the error as it is explained."""
         running, self._running = self._running, []
         effects: list[Any] = []
+        explained = error
         for conversation in running:
             conversation.is_over = True
-            conversation.procedure.close()
-            effects += conversation.on_end(now_s, Ended(None, error))
-        return effects
+            meaning = _meaning(conversation.procedure, error)
+            explained = meaning if meaning is not error else explained
+            effects += conversation.on_end(now_s, Ended(None, meaning))
+        return effects, explained
 
     def _answer(self, conversation: Conversation, answer: Answer) -> list[Any]:
         return self._go_on(answer.now_s, conversation, lambda: conversation.procedure.send(answer))
@@ -219,6 +229,17 @@ class Conversations:
         command = ask.build(data)
         owner = AskUnderWay(conversation, command.opcode, scratch, ask.data_bytes)
         return self._performer.send(now_s, ask.queue_id, owner, command)
+
+
+def _meaning(procedure: Procedure[Any], error: MeshFusionError) -> MeshFusionError:
+    """End ``procedure`` because of ``error``; the error that it leaves with."""
+    try:
+        procedure.throw(Abandoned(error))
+    except Abandoned:
+        return error
+    except MeshFusionError as meaning:
+        return meaning
+    raise AssertionError("a procedure goes on without a connection")
 
 
 def _answer_of(now_s: float, completion: Completion, data: bytes) -> Answer:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from meshfusion.jbof.nvme.association import MAX_CONVERSATIONS
+from meshfusion.jbof.nvme.auth_keys import RandomBytes
 from meshfusion.jbof.nvme.controller import Controller
 from meshfusion.jbof.nvme.procedures import Procedure
 from meshfusion.jbof.nvme.settings import ControllerSettings
@@ -21,7 +22,8 @@ MIN_ADMIN_SCRATCH: Final = MAX_CONVERSATIONS + 2
 class Session:
     """``admin_scratch`` and ``range_scratch`` are pools of their own, so that transfers cannot starve the upkeep.
 
-    The first has at least ``MIN_ADMIN_SCRATCH`` pieces.
+    The first has at least ``MIN_ADMIN_SCRATCH`` pieces. ``random`` and ``random_bytes``: see
+    :class:`~meshfusion.jbof.nvme.controller.Controller`.
     """
 
     def __init__(
@@ -30,11 +32,12 @@ class Session:
         admin_scratch: ScratchPool,
         range_scratch: ScratchPool,
         random: Callable[[], float],
+        random_bytes: RandomBytes,
         *,
         max_transfers: int = 4096,
         first_link: int = 1,
     ) -> None:
-        self.controller = Controller(settings, admin_scratch, random, first_link)
+        self.controller = Controller(settings, admin_scratch, random, random_bytes, first_link)
         self.transfers = Transfers(self.controller, range_scratch, max_transfers=max_transfers)
 
     @property

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from meshfusion.jbof.errors import ConfigError
+from meshfusion.jbof.nvme.auth_keys import Secret
 from meshfusion.jbof.nvme.fabrics import check_nqn
 from meshfusion.jbof.nvme.rdma_cm import MAX_QUEUE_DEPTH, MIN_QUEUE_DEPTH
 
@@ -20,6 +21,9 @@ class ControllerSettings:
     time up to ``backoff_max_s``, until ``loss_timeout_s`` after the connection was lost. ``kill_alarm_s``: when the
     death of a queue pair that is not confirmed is reported. ``shutdown_timeout_s`` bounds each half of an orderly
     disconnect: commands under way, then the controller's shutdown.
+
+    ``host_key`` proves the host to targets that want DH-HMAC-CHAP. With ``controller_key`` the target must prove itself
+    too, and one that does not authenticate at all is refused.
     """
 
     subsystem_nqn: str
@@ -38,6 +42,8 @@ class ControllerSettings:
     backoff_max_s: float = 10.0
     loss_timeout_s: float = 60.0
     kill_alarm_s: float = 5.0
+    host_key: Secret | None = field(default=None, repr=False)
+    controller_key: Secret | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         check_nqn(self.subsystem_nqn, what="subsystem NQN")
@@ -48,6 +54,11 @@ class ControllerSettings:
         _check("max_waiting_commands", self.max_waiting_commands, 0, 1 << 20)
         for name in _TIMES:
             _check(name, getattr(self, name), 1e-3, 1e6)
+        if self.controller_key is not None and self.host_key is None:
+            raise ConfigError(
+                "controller_key is set without host_key; a controller authenticates only to a host that does",
+                next_step="Set host_key too, or remove controller_key.",
+            )
 
     @property
     def keep_alive_interval_s(self) -> float:

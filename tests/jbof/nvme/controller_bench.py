@@ -7,7 +7,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
 from meshfusion.jbof.nvme.controller_effects import (
     ControllerLost,
@@ -61,20 +61,20 @@ class Target(SimIoTarget):
 
 
 class Bench:
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, target: type[Target] = Target, **settings: Any) -> None:
         rng = random.Random(3)
         self.clock = Clock()
         self.admin, ranges = SimScratchPool(1 << 20, 8), SimScratchPool(1 << 30, 2)
         self.fabric = Fabric(self.clock, rng, HostMemory(self.admin.memory, ranges.memory))
         namespaces = {1: SimNamespace(1, 100)}
         self.subsystem = Subsystem(namespaces, mdts=1, descriptors=1, max_commands=0, has_limits=False)
-        self.target = Target(self.clock, rng, self.subsystem, Counter())
+        self.target = target(self.clock, rng, self.subsystem, Counter())
         self.target.pending = []
         self.fabric.target = self.target
         self.fabric.is_rough = self.target.is_rough = False
         self.fabric.tell = lambda event: self.act(self.session.handle(self.clock.now_s, event))
         self.events: list[tuple[float, Any]] = []
-        self.session = Session(replace(SETTINGS, **settings), self.admin, ranges, lambda: 0.0)
+        self.session = Session(replace(SETTINGS, **settings), self.admin, ranges, lambda: 0.0, rng.randbytes)
 
     @property
     def state(self) -> ControllerState:
@@ -102,7 +102,7 @@ class Bench:
     def run_until_state(self, state: ControllerState) -> None:
         self.run_until(lambda: self.state is state)
 
-    def connect(self) -> Bench:
+    def connect(self) -> Self:
         self.act(self.session.connect(self.clock.now_s))
         self.run_until(lambda: self.state not in (_S.CONNECTING, _S.LOSING))
         return self

@@ -81,8 +81,8 @@ def test_a_controller_that_fails_instead_of_becoming_ready() -> None:
 
 
 @pytest.mark.parametrize("bit", [17, 18])
-def test_authentication_is_not_supported(bit: int) -> None:
-    """Base Figure 549: ATR and ASCR."""
+def test_what_a_host_without_a_key_cannot(bit: int) -> None:
+    """Base Figure 549: ATR and ASCR. With a key: test_auth."""
     bench = Bench()
     bench.target.connect_result = 1 << bit
     assert isinstance(bench.connect().error(), UnsupportedError)

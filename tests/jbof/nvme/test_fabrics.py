@@ -45,6 +45,9 @@ def fabrics_sqe(kind: str, sgl: str, specific: str) -> bytes:
         (fabrics.property_get(*CAP), fabrics_sqe("04", NULL_SGL, "01 000000 00000000")),
         (fabrics.property_get(*CSTS), fabrics_sqe("04", NULL_SGL, "00 000000 1c000000")),
         (fabrics.property_set(*CC, 0x460001), fabrics_sqe("00", NULL_SGL, "00 000000 14000000 0100460000000000")),
+        # nvmf_auth_send_command, nvmf_auth_receive_command of Linux: zero, SPSP0, SPSP1, SECP, TL or AL
+        (fabrics.authentication_send(DATA), fabrics_sqe("05", DATA_SGL, "00 01 01 e9 00040000")),
+        (fabrics.authentication_receive(DATA), fabrics_sqe("06", DATA_SGL, "00 01 01 e9 00040000")),
         # Base Figure 550: RECFMT
         (fabrics.disconnect(), fabrics_sqe("08", NULL_SGL, "0000")),
     ],
@@ -210,6 +213,8 @@ def test_properties_read_back(offset: int, value: int) -> None:
         (lambda: fabrics.connect(1, 32, remote_data(RemoteMemory(0, 1023, 1))), "Connect data"),
         (lambda: fabrics.connect(1, 32, capsule_data(bytes(1024))), "Connect data"),
         (lambda: fabrics.connect(1, 32, remote_data_list([RemoteMemory(0, 512, 1)] * 2)), "Connect data"),
+        (lambda: fabrics.authentication_send(NO_DATA), "authentication data"),
+        (lambda: fabrics.authentication_receive(capsule_data(bytes(64))), "authentication data"),
         (lambda: fabrics.property_get(0, 2), "property size"),
         (lambda: fabrics.property_get(2**32, 4), "OFST"),
         (lambda: fabrics.property_set(0, 4, 2**32), "property value"),

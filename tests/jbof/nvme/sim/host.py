@@ -114,7 +114,7 @@ class Host:
         self.live_s = self.now_s
         first_link = max(self.fabric.opened, default=0) + 1
         self.session = self.make(
-            SETTINGS, self.admin_scratch, self.range_scratch, self.rng.random, first_link=first_link
+            SETTINGS, self.admin_scratch, self.range_scratch, self.rng.random, self.rng.randbytes, first_link=first_link
         )
         self.on_effects(self.session.connect(self.now_s))
 
