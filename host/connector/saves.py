@@ -94,7 +94,7 @@ class Saves:
         self._complete: dict[str, int] = {}  # chunks computed so far, of requests that had some to consider
         self._runs: dict[int, SaveRun] = {}
         self._writing: dict[int, int] = {}  # run id -> chunks that a worker may be writing
-        self._pending_hashes: set[bytes] = set()
+        self._run_of: dict[bytes, int] = {}  # chunks that are on their way, by hash
         self._pending_count = 0
         self._known = KnownChunks()
         self._next_id = 0
@@ -157,6 +157,7 @@ class Saves:
         for outcome, count in outcomes.items():
             self.counters[f"reserve_{outcome.value}"] += count
         self._forget(run, no_space)
+        self._not_on_the_way(run, [run.chunk_hashes[i] for i in no_space])
         granted = outcomes.get(ReserveOutcome.GRANTED, 0)
         if granted == 0:
             return self._end(run)
@@ -195,7 +196,7 @@ class Saves:
 
     def not_stored(self, chunk_hashes: Sequence[bytes]) -> None:
         """The service does not have these chunks (any more): they are worth saving again, unless on their way."""
-        self._known.remove(set(chunk_hashes) - self._pending_hashes)
+        self._known.remove(set(chunk_hashes) - self._run_of.keys())
 
     def save_again_from(self, request_id: str, chunk: int) -> None:
         """A load failed from this chunk on: what is recomputed is worth saving."""
@@ -226,7 +227,7 @@ class Saves:
         blocks = tuple(block_ids[part.start * per_chunk : part.stop * per_chunk])
         run = SaveRun(self._next_id, request_id, first_chunk, hashes, blocks)
         self._runs[run.run_id] = run
-        self._pending_hashes.update(hashes)
+        self._run_of.update(dict.fromkeys(hashes, run.run_id))
         self._pending_count += run.chunk_count
         return run
 
@@ -234,9 +235,15 @@ class Saves:
         if indexes:
             self._known.remove([run.chunk_hashes[i] for i in indexes])
 
+    def _not_on_the_way(self, run: SaveRun, chunk_hashes: Sequence[bytes]) -> None:
+        """Not with this run; another one may have taken some of them up since it got no space for them."""
+        for chunk_hash in chunk_hashes:
+            if self._run_of.get(chunk_hash) == run.run_id:
+                del self._run_of[chunk_hash]
+
     def _end(self, run: SaveRun) -> SaveRun:
         del self._runs[run.run_id]
-        self._pending_hashes.difference_update(run.chunk_hashes)
+        self._not_on_the_way(run, run.chunk_hashes)
         self._pending_count -= run.chunk_count
         return run
 

@@ -259,6 +259,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.computed_tokens: dict[str, int] = {}
         self.asked: dict[int, SaveRun] = {}
         self.granted: dict[int, tuple[SaveRun, int]] = {}
+        self.placed: dict[int, set[bytes]] = {}
         self.seen: set[int] = set()
         self.considered: dict[str, int] = {}
 
@@ -281,8 +282,8 @@ class AnyOrder(RuleBasedStateMachine):
     forgot_all = False
 
     def on_the_way(self) -> set[bytes]:
-        runs = [*self.asked.values(), *(run for run, _ in self.granted.values())]
-        return {chunk_hash for run in runs for chunk_hash in run.chunk_hashes}
+        asked = {chunk_hash for run in self.asked.values() for chunk_hash in run.chunk_hashes}
+        return asked.union(*self.placed.values())
 
     @precondition(lambda self: self.asked)
     @rule(data=st.data())
@@ -296,6 +297,9 @@ class AnyOrder(RuleBasedStateMachine):
         if GRANTED in outcomes:
             assert ended is None
             self.granted[run.run_id] = run, outcomes.count(GRANTED)
+            # What found no space may be asked for again by another request with this prompt, at once.
+            placed = (h for h, outcome in zip(run.chunk_hashes, outcomes, strict=True) if outcome is not NO_SPACE)
+            self.placed[run.run_id] = set(placed)
         else:
             assert ended is run
 
@@ -309,6 +313,7 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(data=st.data())
     def written(self, data: st.DataObject) -> None:
         run, _ = self.granted.pop(data.draw(st.sampled_from(sorted(self.granted))))
+        del self.placed[run.run_id]
         failed = data.draw(st.sets(st.integers(0, run.chunk_count - 1)))
         assert self.saves.written(run.run_id, sorted(failed)) is run
 
