@@ -90,6 +90,11 @@ class ExportsConfig(ConfigModel):
         description="NQNs of this service begin with it and the pool's UUID; others on the target are left alone.",
         examples=["nqn.2026-11.io.meshfusion:rack7"],
     )
+    authenticate: bool = Field(
+        default=True,
+        description="Each engine has a key of its own, and the target asks for it (DH-HMAC-CHAP). The kernel's target "
+        "must be built for that (CONFIG_NVME_TARGET_AUTH).",
+    )
     spdk: SpdkConfig | None = Field(default=None, description="Only with target: spdk.")
 
     @model_validator(mode="after")

@@ -48,8 +48,8 @@ class PoolOptions(StoreOptions):
     heartbeat_s: float = 5.0
 
 
-# (whom it serves, the pool, its data) -> the keeper, not started yet
-MakeExports = Callable[[Holders, uuid.UUID, Path], ExportKeeper]
+# (whom it serves, the pool, where it lies) -> the keeper, not started yet
+MakeExports = Callable[[Holders, uuid.UUID, PoolLayout], ExportKeeper]
 
 
 class Pool:
@@ -73,7 +73,7 @@ class Pool:
         self._index = index
         self._clock = clock
         former = index.holder_records()
-        self._exports = None if exports is None else exports(self, uuid.UUID(bytes=label.pool_uuid), layout.data)
+        self._exports = None if exports is None else exports(self, uuid.UUID(bytes=label.pool_uuid), layout)
         exported_as = "" if self._exports is None else self._exports.name
         if self._exports is not None:
             refuse_other_exports(former, exported_as)
@@ -149,8 +149,11 @@ class Pool:
         with self._mutex:
             # The file before the durable listing: a listed holder whose file is missing could never be called gone.
             holders = self._store.holders
-            if liveness and not holders.knows(request.incarnation) and not holders.is_fenced(request.incarnation):
+            is_new = not holders.knows(request.incarnation) and not holders.is_fenced(request.incarnation)
+            if is_new and liveness is not None:
                 create_liveness(liveness)
+            elif is_new and self._exports is not None:
+                self._exports.prepare(request.incarnation)
             step = self._store.attach(self._clock(), request)
             self._submit(step)
         holder_id = self._wait(step, max(0.0, end_s - time.monotonic()))
@@ -291,7 +294,10 @@ class Pool:
 
     def holder_is_cut_off(self, incarnation: str) -> None:
         with self._mutex:
-            self._submit(self._store.holder_is_gone(self._clock(), incarnation))
+            step = self._store.holder_is_gone(self._clock(), incarnation)
+            if step.effects:
+                self._ending[step.ticket] = incarnation
+            self._submit(step)
 
     # ---- inside --------------------------------------------------------------------------------------------------
 
@@ -339,7 +345,7 @@ class Pool:
             if error is None:
                 self._store.durable(ticket)
                 if ending is not None:
-                    forget_liveness(self._layout.liveness(ending))
+                    self._forget(ending)
             else:
                 self._store.failed(self._clock(), ticket, error.message)
         if error is not None:
@@ -368,6 +374,14 @@ class Pool:
         for path in self._layout.holders.glob(f"*{LIVENESS_SUFFIX}"):
             if not self._store.holders.knows(path.name.removesuffix(LIVENESS_SUFFIX)):
                 forget_liveness(path)
+        if self._exports is not None:
+            self._exports.forget_all_but(holder.record.holder_id for holder in self._store.holders)
+
+    def _forget(self, holder_id: str) -> None:
+        """Its end is durable."""
+        forget_liveness(self._layout.liveness(holder_id))
+        if self._exports is not None:
+            self._exports.forget(holder_id)
 
 
 __all__ = ["CheckReport", "Pool", "PoolOptions", "check_pool", "create_pool", "inspect_pool", "list_chunks"]

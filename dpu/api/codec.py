@@ -153,6 +153,7 @@ def export_to_pb(e: t.Export) -> pb.Export:
         subsystem_nqn=e.subsystem_nqn,
         host_nqn=e.host_nqn,
         portals=[pb.Portal(transport=p.transport, address=p.address, service=p.service) for p in e.portals],
+        host_key=e.host_key,
     )
 
 
@@ -169,6 +170,7 @@ def export_from_pb(m: pb.Export) -> t.Export:
             )
             for p in m.portals
         ),
+        host_key=check_text("export.host_key", m.host_key),
     )
 
 

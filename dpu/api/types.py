@@ -7,7 +7,7 @@ digests are raw bytes. Nothing here does I/O.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 KEY_BYTES = 32
@@ -121,11 +121,15 @@ class Portal:
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """What an NVMe-oF host connects to, and as whom: ``host_nqn`` belongs to this incarnation alone (rule 3)."""
+    """What an NVMe-oF host connects to, and as whom: ``host_nqn`` belongs to this incarnation alone (rule 3).
+
+    ``host_key``: with what it authenticates itself, as ``DHHC-1:`` text; empty when the target does not ask.
+    """
 
     subsystem_nqn: str
     host_nqn: str
     portals: tuple[Portal, ...]
+    host_key: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from meshfusion.dpu.api.types import Export as Reach
@@ -95,6 +95,21 @@ class ExportKeeper:
         be, and hosts ask again and again, each time as another one that must then be cut off. Raises as that does."""
         if not self._is_true_in_time(lambda: not self._problem, deadline_s):
             raise self._refusal()
+
+    def prepare(self, incarnation: str) -> None:
+        """Before the pool lists it: what its target will ask for is there. Raises MediaError."""
+        if self._plan.keys is not None:
+            self._plan.keys.make(incarnation)
+
+    def forget(self, incarnation: str) -> None:
+        """It is gone for good."""
+        if self._plan.keys is not None:
+            self._plan.keys.forget(incarnation)
+
+    def forget_all_but(self, incarnations: Iterable[str]) -> None:
+        """What is left of others."""
+        if self._plan.keys is not None:
+            self._plan.keys.forget_all_but(incarnations)
 
     def admit(self, incarnation: str, *, deadline_s: float) -> Reach:
         """Returns when the incarnation, which the pool wants served, can connect.

@@ -11,18 +11,21 @@ from meshfusion.dpu.config_exports import ExportsConfig, SpdkConfig, parse_porta
 from meshfusion.dpu.export.desired import Export, Listener
 from meshfusion.dpu.export.errors import StepRefusedError
 from meshfusion.dpu.export.keeper import ExportKeeper, FencingTarget, Holders
+from meshfusion.dpu.export.keys import HostKeys
 from meshfusion.dpu.export.plan import ExportPlan, TargetKind, nqn_prefix_of
+from meshfusion.dpu.pool_dir import PoolLayout
 from meshfusion.jbof.format import LBA_BYTES
 
 _EXISTS = -17  # bdev_aio_create answers with the negative errno: EEXIST
 
 
-def keeper_of(config: ExportsConfig, holders: Holders, pool_uuid: uuid.UUID, data: Path) -> ExportKeeper:
-    """Not started yet. ``data``: the pool's file or block device.
+def keeper_of(config: ExportsConfig, holders: Holders, pool_uuid: uuid.UUID, layout: PoolLayout) -> ExportKeeper:
+    """Not started yet.
 
     Raises :class:`~meshfusion.dpu.export.errors.TargetUnreachableError` where this kernel has no nvmet, and
     :class:`~meshfusion.jbof.errors.ConfigError` for what cannot be exported. An SPDK that is not there may come later.
     """
+    data = layout.data
     bdev = f"mf-{pool_uuid}" if config.spdk is None or config.spdk.bdev is None else config.spdk.bdev
     plan = ExportPlan(
         kind=TargetKind(config.target),
@@ -31,6 +34,7 @@ def keeper_of(config: ExportsConfig, holders: Holders, pool_uuid: uuid.UUID, dat
         backing=str(data.resolve()) if config.target == "nvmet" else bdev,
         listeners=frozenset(Listener(parse_portal(portal)) for portal in config.portals),
         socket="" if config.spdk is None else str(config.spdk.socket),
+        keys=HostKeys(layout.holders) if config.authenticate else None,
     )
     nothing = plan.export(())
     target = _nvmet(nothing) if config.spdk is None else _spdk(config, config.spdk, nothing, bdev, data)

@@ -11,7 +11,9 @@ from meshfusion.dpu.api.types import Export as Reach
 from meshfusion.dpu.api.types import Portal
 from meshfusion.dpu.export.actual import Actual
 from meshfusion.dpu.export.desired import Export, Host, Listener, Namespace, Subsystem
+from meshfusion.dpu.export.keys import HostKeys
 from meshfusion.dpu.export.layout import Tenant, one_subsystem_per_host, one_subsystem_per_tenant
+from meshfusion.jbof.nvme.auth_keys import format_secret
 
 TENANT = "default"  # the one tenant that is served so far
 NQN_AUTHORITY = "nqn.2026-11.io.meshfusion"
@@ -27,6 +29,7 @@ class ExportPlan:
     """One pool's data as namespace 1 of a target, for the incarnations that may reach it.
 
     ``backing``: a block device or file for nvmet, a bdev for SPDK. ``socket``: of the SPDK that is meant.
+    ``keys``: with which hosts authenticate themselves; None: they need not.
     """
 
     kind: TargetKind
@@ -35,6 +38,7 @@ class ExportPlan:
     backing: str
     listeners: frozenset[Listener]
     socket: str = ""
+    keys: HostKeys | None = None
 
     @property
     def name(self) -> str:
@@ -44,7 +48,7 @@ class ExportPlan:
     def export(self, incarnations: Iterable[str]) -> Export:
         """What should be exported for these and nobody else."""
         namespace = Namespace(1, self.pool_uuid, self.pool_uuid.hex, self.backing)
-        hosts = frozenset(Host(self.host_nqn(incarnation)) for incarnation in incarnations)
+        hosts = frozenset(map(self._host, incarnations))
         tenants = [Tenant(TENANT, frozenset({namespace}), hosts)]
         layout = one_subsystem_per_host if self.kind is TargetKind.NVMET else one_subsystem_per_tenant
         return layout(self.nqn_prefix, tenants, self.listeners)
@@ -54,11 +58,12 @@ class ExportPlan:
         return f"{self.nqn_prefix}:host:{incarnation}"
 
     def reach(self, incarnation: str) -> Reach:
-        """What the incarnation is told: where to connect to, and as whom."""
+        """What the incarnation is told: where to connect to, and as whom. Raises what reading its key raises."""
         subsystem = self._subsystem(incarnation)
         addresses = sorted((listener.address for listener in self.listeners), key=str)
         portals = tuple(Portal(address.transport, address.ip, address.service) for address in addresses)
-        return Reach(subsystem.nqn, self.host_nqn(incarnation), portals)
+        key = format_secret(self.keys.read(incarnation)) if self.keys is not None else ""
+        return Reach(subsystem.nqn, self.host_nqn(incarnation), portals, key)
 
     def is_served(self, actual: Actual, incarnation: str) -> bool:
         """Does the target report everything that this incarnation needs?"""
@@ -67,10 +72,13 @@ class ExportPlan:
         return (
             there is not None
             and not there.pending
-            and self.host_nqn(incarnation) in there.host_nqns
+            and (self.host_nqn(incarnation), self.keys is not None) in there.hosts
             and wanted.namespaces <= there.namespaces
             and wanted.listeners <= there.listeners
         )
+
+    def _host(self, incarnation: str) -> Host:
+        return Host(self.host_nqn(incarnation), self.keys.path(incarnation) if self.keys is not None else None)
 
     def _subsystem(self, incarnation: str) -> Subsystem:
         (subsystem,) = self.export([incarnation]).subsystems

@@ -104,12 +104,14 @@ class PathOpener:
         from meshfusion.host.path.namespace_view import NamespaceView, read_blocks
         from meshfusion.host.path.rdma import rdma_path
         from meshfusion.host.path.rdma_ports import local_ports, paths_to
+        from meshfusion.jbof.nvme.auth_keys import parse_secret
 
         export = attachment.export
         assert export is not None
         addresses = paths_to(export.portals, local_ports())
         host_id = uuid.uuid5(uuid.NAMESPACE_URL, export.host_nqn)
-        specs = path_specs(addresses, export.subsystem_nqn, export.host_nqn, host_id)
+        host_key = parse_secret(export.host_key) if export.host_key else None
+        specs = path_specs(addresses, export.subsystem_nqn, export.host_nqn, host_id, host_key=host_key)
         multipath = Multipath(specs)
         try:
             view = NamespaceView(multipath, namespace.nsid, lba_bytes=namespace.lba_bytes)

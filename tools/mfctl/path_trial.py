@@ -24,6 +24,7 @@ from meshfusion.host.pool_standing import PoolStanding
 from meshfusion.jbof.errors import ConfigError, MediaError, MeshFusionError, UnsupportedError
 from meshfusion.jbof.format import LBA_BYTES
 from meshfusion.jbof.media.buffer import AlignedBuffer
+from meshfusion.jbof.nvme.auth_keys import parse_secret
 from meshfusion.jbof.nvme.memory import RegisteredRegion
 from meshfusion.jbof.nvme.pending import PendingTransfer
 
@@ -101,9 +102,16 @@ def ways_to(attachment: Attachment) -> list[Way]:
     assert export is not None, "attached for NVMe-oF"
     addresses = paths_to(export.portals, local_ports())
     host_id = uuid.uuid5(uuid.NAMESPACE_URL, export.host_nqn)
+    host_key = parse_secret(export.host_key) if export.host_key else None
     # What is under way ends with the connection, so that this bounds only how long it is tried to connect.
     specs = path_specs(
-        addresses, export.subsystem_nqn, export.host_nqn, host_id, timeout_s=CONNECT_S, loss_timeout_s=CONNECT_S
+        addresses,
+        export.subsystem_nqn,
+        export.host_nqn,
+        host_id,
+        timeout_s=CONNECT_S,
+        loss_timeout_s=CONNECT_S,
+        host_key=host_key,
     )
     return [Way(address, spec) for address, spec in zip(addresses, specs, strict=True)]
 

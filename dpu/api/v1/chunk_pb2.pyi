@@ -130,14 +130,16 @@ class Portal(_message.Message):
     def __init__(self, transport: _Optional[str] = ..., address: _Optional[str] = ..., service: _Optional[int] = ...) -> None: ...
 
 class Export(_message.Message):
-    __slots__ = ("subsystem_nqn", "host_nqn", "portals")
+    __slots__ = ("subsystem_nqn", "host_nqn", "portals", "host_key")
     SUBSYSTEM_NQN_FIELD_NUMBER: _ClassVar[int]
     HOST_NQN_FIELD_NUMBER: _ClassVar[int]
     PORTALS_FIELD_NUMBER: _ClassVar[int]
+    HOST_KEY_FIELD_NUMBER: _ClassVar[int]
     subsystem_nqn: str
     host_nqn: str
     portals: _containers.RepeatedCompositeFieldContainer[Portal]
-    def __init__(self, subsystem_nqn: _Optional[str] = ..., host_nqn: _Optional[str] = ..., portals: _Optional[_Iterable[_Union[Portal, _Mapping[str, object]]]] = ...) -> None: ...
+    host_key: str
+    def __init__(self, subsystem_nqn: _Optional[str] = ..., host_nqn: _Optional[str] = ..., portals: _Optional[_Iterable[_Union[Portal, _Mapping[str, object]]]] = ..., host_key: _Optional[str] = ...) -> None: ...
 
 class Attachment(_message.Message):
     __slots__ = ("pool_uuid", "holder_id", "epoch", "namespaces", "liveness_path", "lease_ttl_s", "grant_ttl_s", "heartbeat_s", "export")

@@ -95,7 +95,7 @@ CASES: dict[str, tuple[st.SearchStrategy[Any], Codec]] = {
             seconds,
             seconds,
             seconds,
-            st.none() | st.builds(t.Export, texts, texts, tuples_of(portals)),
+            st.none() | st.builds(t.Export, texts, texts, tuples_of(portals), texts),
         ),
         (codec.attachment_to_pb, codec.attachment_from_pb),
     ),

@@ -17,18 +17,22 @@ from meshfusion.dpu.api import types as api
 from meshfusion.dpu.api.liveness import hold_liveness
 from meshfusion.dpu.export.desired import Address, Export, Listener
 from meshfusion.dpu.export.keeper import ExportKeeper, Holders
+from meshfusion.dpu.export.keys import HostKeys
 from meshfusion.dpu.export.layout import host_subsystem_nqn
 from meshfusion.dpu.export.nvmet.configfs import refused
 from meshfusion.dpu.export.nvmet.target import NvmetTarget
 from meshfusion.dpu.export.plan import ExportPlan, TargetKind, default_nqn_prefix, nqn_prefix_of
 from meshfusion.dpu.pool import Pool, PoolOptions
+from meshfusion.dpu.pool_dir import PoolLayout
 from meshfusion.jbof.errors import (
     ConfigError,
+    MediaError,
     PoolBusyError,
     ServiceUnavailableError,
     StaleHolderError,
     UnsupportedError,
 )
+from meshfusion.jbof.nvme.auth_keys import parse_secret
 from tests.dpu.export.fake_nvmet import FakeKernel, FakeSubsystem, os_error
 from tests.dpu.pool_cases import IDENTITY, UNIT_BYTES, key, make_pool
 
@@ -76,9 +80,17 @@ class Rig:
         return {host.rsplit(":", 1)[1] for host, device in self.kernel.reachable() if device == self.data}
 
 
-def keeper(kernel: FakeKernel, prefix: str | None, holders: Holders, pool_uuid: uuid.UUID, data: Path) -> ExportKeeper:
-    listeners = frozenset(map(Listener, PORTALS))
-    plan = ExportPlan(TargetKind.NVMET, nqn_prefix_of(pool_uuid, prefix), pool_uuid, str(data.resolve()), listeners)
+def keeper(
+    kernel: FakeKernel, prefix: str | None, holders: Holders, pool_uuid: uuid.UUID, layout: PoolLayout
+) -> ExportKeeper:
+    plan = ExportPlan(
+        TargetKind.NVMET,
+        nqn_prefix_of(pool_uuid, prefix),
+        pool_uuid,
+        str(layout.data.resolve()),
+        frozenset(map(Listener, PORTALS)),
+        keys=HostKeys(layout.holders),
+    )
     return ExportKeeper(NvmetTarget(kernel, plan.export(()), patience_s=0.1), plan, holders, period_s=0.05)
 
 
@@ -400,3 +412,39 @@ def test_what_others_remove_while_it_is_read_costs_nobody_an_admission(rig: Rig)
     rig.kernel.look = go_while_read
     rig.attach("one")
     assert rig.status().exports_problem == ""
+
+
+def test_each_incarnation_has_a_key_of_its_own_which_goes_with_it(rig: Rig) -> None:
+    one, two = rig.attach("one").export, rig.attach("two").export
+    assert one is not None
+    assert two is not None
+    keys = {parse_secret(export.host_key).key for export in (one, two)}
+    assert len(keys) == 2
+    assert "DHHC" not in repr(one)
+    files = sorted(rig.path.glob("holders/*.key"))
+    assert [file.name for file in files] == ["one.key", "two.key"]
+    assert {file.stat().st_mode & 0o777 for file in files} == {0o600}
+    assert rig.kernel.hosts == {one.host_nqn: one.host_key, two.host_nqn: two.host_key}
+    rig.pool.detach(api.DetachRequest("one"), deadline_s=DEADLINE_S)
+    until(lambda: set(rig.states()) == {"two"})
+    assert [file.name for file in rig.path.glob("holders/*.key")] == ["two.key"]
+    rig.pool.close()
+    (rig.path / "holders" / "left-over.key").write_text("-")
+    rig.open()
+    assert [file.name for file in rig.path.glob("holders/*.key")] == ["two.key"]
+
+
+def test_a_key_is_made_once_and_never_shown(tmp_path: Path) -> None:
+    keys = HostKeys(tmp_path)
+    keys.make("one")
+    first = keys.read("one")
+    keys.make("one")
+    assert keys.read("one") == first
+    keys.path("one").write_text("DHHC-1:00:AAAA:")
+    with pytest.raises(ConfigError) as caught:
+        keys.read("one")
+    assert "AAAA" not in str(caught.value)
+    with pytest.raises(MediaError, match=r"the key file .*two.key: No such file"):
+        keys.read("two")
+    with pytest.raises(MediaError, match="the key file"):
+        HostKeys(tmp_path / "nowhere").make("one")

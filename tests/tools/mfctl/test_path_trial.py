@@ -20,6 +20,7 @@ from meshfusion.dpu.export.keeper import ExportKeeper, Holders
 from meshfusion.dpu.export.nvmet.target import NvmetTarget
 from meshfusion.dpu.export.plan import ExportPlan, TargetKind, default_nqn_prefix
 from meshfusion.dpu.pool import Pool
+from meshfusion.dpu.pool_dir import PoolLayout
 from meshfusion.host.path.flexpath.addresses import PathAddress
 from meshfusion.host.path.flexpath.link import OnEvent, PathSpec
 from meshfusion.jbof.errors import MediaError
@@ -53,9 +54,11 @@ class Target:
         self.before = self.data.read_bytes()
         self.holders_seen: list[tuple[str, str]] = []
 
-    def _keeper(self, holders: Holders, pool_uuid: uuid.UUID, data: Path) -> ExportKeeper:
+    def _keeper(self, holders: Holders, pool_uuid: uuid.UUID, layout: PoolLayout) -> ExportKeeper:
         listeners = frozenset(Listener(Address("rdma", portal)) for portal in PORTALS)
-        plan = ExportPlan(TargetKind.NVMET, default_nqn_prefix(pool_uuid), pool_uuid, str(data.resolve()), listeners)
+        plan = ExportPlan(
+            TargetKind.NVMET, default_nqn_prefix(pool_uuid), pool_uuid, str(layout.data.resolve()), listeners
+        )
         return ExportKeeper(NvmetTarget(self.kernel, plan.export(()), patience_s=0.1), plan, holders, period_s=0.05)
 
     def ways_to(self, attachment: Attachment) -> list[Way]:
