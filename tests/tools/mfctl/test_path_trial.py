@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -113,7 +114,9 @@ def failing(number: int, error: MediaError) -> Callable[[int, FakePath], None]:
 
 
 def test_each_path_is_read_over_alone_and_told(target: Target) -> None:
+    began_s = time.monotonic()
     result = target.test("--depth", "3", "--format", "json")
+    took_s = time.monotonic() - began_s
     assert result.exit_code == 0, result.output
     outcomes = json.loads(result.output)["paths"]
     assert [(outcome["local_port"], outcome["portal"]) for outcome in outcomes] == [
@@ -124,7 +127,7 @@ def test_each_path_is_read_over_alone_and_told(target: Target) -> None:
         reads = path.log[2:]  # after the label's copies
         assert outcome["error"] == ""
         assert outcome["read_bytes"] == len(reads) * (64 << 10)
-        assert outcome["bytes_per_s"] >= outcome["read_bytes"] / 0.5
+        assert outcome["bytes_per_s"] >= outcome["read_bytes"] / took_s
         assert 0 < outcome["median_s"] <= outcome["p99_s"] < 5
         assert {what for what, _ in path.log} == {"read"}, "never writes"
         assert all(lba % 128 == 0 and (lba + 128) * SECTOR_BYTES <= SIZE_BYTES for _, lba in reads)
