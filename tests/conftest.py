@@ -13,8 +13,8 @@ from meshfusion.jbof.errors import UnsupportedError
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
-# In CI the same examples in every run: what fails there was changed by the commit that it fails on. Other runs try new
-# ones each time, and so do the nightly tests.
+# In CI the same examples in every run: what fails there was changed by the commit that it fails on. Runs
+# outside of CI try new ones each time.
 settings.register_profile("ci", derandomize=True)
 if os.environ.get("CI") == "true":
     settings.load_profile("ci")

@@ -85,11 +85,7 @@ class ExportPlan:
         return subsystem
 
 
-def default_nqn_prefix(pool_uuid: uuid.UUID) -> str:
-    return nqn_prefix_of(pool_uuid, None)
-
-
-def nqn_prefix_of(pool_uuid: uuid.UUID, configured: str | None) -> str:
+def nqn_prefix_of(pool_uuid: uuid.UUID, configured: str | None = None) -> str:
     """Each pool has its own, whatever is configured: services that share a target must leave each other's subsystems
     alone."""
     return f"{configured or NQN_AUTHORITY}:{pool_uuid}"

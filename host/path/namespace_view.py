@@ -69,8 +69,12 @@ def read_blocks(initiator: NamespaceInitiator, nsid: int, lba: int, length_bytes
     """Raises :class:`~meshfusion.jbof.errors.MeshFusionError`. Not for data that matters: nothing proves it."""
     array = AlignedBuffer(length_bytes).array
     region = initiator.register_address(array.ctypes.data, array.nbytes, writable=True, owner=array)
-    initiator.begin_read(nsid, lba, [region.all()], timeout_s=READ_TIMEOUT_S).wait()
-    region.close()
+    transfer = initiator.begin_read(nsid, lba, [region.all()], timeout_s=READ_TIMEOUT_S)
+    try:
+        transfer.wait()
+    finally:
+        if transfer.wait_memory_free(0.0):  # else it goes with the initiator, which its owner closes now
+            region.close()
     return array.tobytes()
 
 

@@ -55,7 +55,7 @@ class PathSlot:
 
     @property
     def path(self) -> DataPath | None:
-        """To read over: what an earlier incarnation opened serves as well, since every load is proven (rule 4)."""
+        """To read over: what an earlier incarnation opened to the same pool serves until the next is open."""
         return self._path
 
     @property
@@ -79,6 +79,8 @@ class PathSlot:
             self._attachment = attachment
             self._change = PathState(attachment.holder_id)
             return
+        if former is not None and former.pool_uuid != attachment.pool_uuid:
+            self._leave_pool()
         if time.monotonic() >= self._retry_from_s:
             self._opening = _Opening(attachment, self._open_path)
 
@@ -94,8 +96,8 @@ class PathSlot:
             if message != self._told:  # once, not at every attempt
                 logger.error("the pool is out of this worker's reach, nothing is saved or loaded: %s", message)
             self._told = message
-            if self._path is None:
-                self._change = PathState(opening.attachment.holder_id, message)
+            # Also while a former path is there: its incarnation has fallen silent, and is cut off soon.
+            self._change = PathState(opening.attachment.holder_id, message)
             return True
         self._told = ""
         self._change = PathState(opening.attachment.holder_id)
@@ -121,6 +123,13 @@ class PathSlot:
             thread.join(max(0.0, end_s - time.monotonic()))
             is_quiet = is_quiet and not thread.is_alive()
         return is_quiet
+
+    def _leave_pool(self) -> None:
+        """What the service tells from here on lies in another one: there, these bytes would be taken for damage, and
+        chunks that are well would be dropped."""
+        former, self._path, self._attachment = self._path, None, None
+        if former is not None:
+            self._end(former)
 
     def _end(self, path: DataPath) -> None:
         self._ending = [thread for thread in self._ending if thread.is_alive()]

@@ -21,7 +21,7 @@ from meshfusion.dpu.export.keys import HostKeys
 from meshfusion.dpu.export.layout import host_subsystem_nqn
 from meshfusion.dpu.export.nvmet.configfs import refused
 from meshfusion.dpu.export.nvmet.target import NvmetTarget
-from meshfusion.dpu.export.plan import ExportPlan, TargetKind, default_nqn_prefix, nqn_prefix_of
+from meshfusion.dpu.export.plan import ExportPlan, TargetKind, nqn_prefix_of
 from meshfusion.dpu.pool import Pool, PoolOptions
 from meshfusion.dpu.pool_dir import PoolLayout
 from meshfusion.jbof.errors import (
@@ -112,7 +112,7 @@ def test_who_attaches_is_told_where_and_as_whom_and_can_connect(rig: Rig) -> Non
     attachment = rig.attach("one")
     export = attachment.export
     assert export is not None
-    prefix = default_nqn_prefix(uuid.UUID(attachment.pool_uuid))
+    prefix = nqn_prefix_of(uuid.UUID(attachment.pool_uuid))
     assert export.host_nqn == f"{prefix}:host:one"
     assert export.subsystem_nqn == host_subsystem_nqn(prefix, export.host_nqn)
     assert export.portals == (api.Portal("rdma", "10.0.0.1", 4420), api.Portal("rdma", "10.0.1.1", 4421))
@@ -278,7 +278,7 @@ def test_a_keeper_survives_what_nobody_expected(rig: Rig) -> None:
 
 def test_for_spdk_a_tenant_has_one_subsystem() -> None:
     pool_uuid = uuid.uuid4()
-    plan = ExportPlan(TargetKind.SPDK, default_nqn_prefix(pool_uuid), pool_uuid, "bdev0", frozenset())
+    plan = ExportPlan(TargetKind.SPDK, nqn_prefix_of(pool_uuid), pool_uuid, "bdev0", frozenset())
     export: Export = plan.export(["one", "two"])
     (subsystem,) = export.subsystems
     assert {host.nqn for host in subsystem.hosts} == {plan.host_nqn("one"), plan.host_nqn("two")}

@@ -138,12 +138,29 @@ def test_a_path_out_of_reach_is_told_once_and_tried_again(
     assert (holder_of(slot), slot.take_change()) == ("one", PathState("one"))
 
 
-def test_a_former_path_that_still_reads_is_no_reason_to_stop_promising(slot: PathSlot, opener: Opener) -> None:
+def test_a_former_path_promises_nothing_once_the_next_cannot_be_opened(slot: PathSlot, opener: Opener) -> None:
+    """Its incarnation is silent, and so it is cut off soon; what is under way on it may end."""
     follow(slot, FAR)
     slot.take_change()
     opener.error = MediaError("no such target", next_step="start it")
     follow(slot, replace(FAR, holder_id="two"))
-    assert (holder_of(slot), slot.take_change()) == ("one", None)
+    state = slot.take_change()
+    assert state is not None
+    assert ("no such target" in state.problem, holder_of(slot)) == (True, "one")
+
+
+@pytest.mark.parametrize("attachment", [FAR, LOCAL])
+def test_nothing_is_read_from_a_former_pool(slot: PathSlot, opener: Opener, attachment: Attachment) -> None:
+    """Its bytes would be taken for damage of the new pool's chunks, which would be dropped."""
+    follow(slot, attachment)
+    former = cast(Any, slot.path)
+    opener.let.clear()
+    slot.follow(replace(attachment, holder_id="two", pool_uuid="another"), is_writing=False)
+    assert (slot.path, slot.attachment, slot.opening_holder_id) == (None, None, "two")
+    assert former.finished.wait(10)
+    opener.let.set()
+    until(slot.advance)
+    assert holder_of(slot) == "two"
 
 
 def test_a_bug_while_opening_costs_the_cache_and_nothing_waits_for_ever(slot: PathSlot, opener: Opener) -> None:

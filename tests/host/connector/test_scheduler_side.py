@@ -5,70 +5,35 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from meshfusion.dpu.api import types as api
-from meshfusion.dpu.pool import Pool, PoolOptions, create_pool
-from meshfusion.host import pool_standing
+from meshfusion.dpu.pool import Pool, create_pool
 from meshfusion.host.connector.read_failures import READ_FAILURES_MAX
-from meshfusion.host.connector.vllm import save_pipeline
 from meshfusion.host.path.load_job import LoadJob, UnitFailure
-from meshfusion.host.path.medium import WriteInDoubtError
-from meshfusion.host.path.shards import ShardWrite
 from meshfusion.host.path.spans import Span
-from meshfusion.host.path.staged import StagedLoader, StagedSaver
-from meshfusion.jbof.digest import DigestKernels, load_kernels
+from meshfusion.host.path.staged import StagedLoader
+from meshfusion.jbof.digest import DigestKernels
 from meshfusion.jbof.errors import MediaError, ServiceUnavailableError
 from meshfusion.jbof.format import LBA_BYTES
-from tests.host.support.kv_memory import BLOCK_TOKENS, KvMemory, block_outermost, layer_outermost
-from tests.host.support.mini_engine import KeepOpen, MiniEngine, Request, make_request
+from tests.host.support.engine_on_pool import (
+    CHUNK_TOKENS,
+    EngineFactory,
+    committed,
+    committed_by,
+    prompt,
+    raising,
+    save_prompt,
+)
+from tests.host.support.kv_memory import BLOCK_TOKENS, block_outermost, layer_outermost
+from tests.host.support.mini_engine import MiniEngine, make_request
 from tests.host.support.waiting import until
 
-CHUNK_TOKENS = 2 * BLOCK_TOKENS
-
-
-@pytest.fixture(scope="module")
-def kernels() -> DigestKernels:
-    return load_kernels(64 << 10)
-
-
-@pytest.fixture(autouse=True)
-def _quick_reattach(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool_standing, "REATTACH_FIRST_S", 0.01)
-    monkeypatch.setattr(pool_standing, "REATTACH_MAX_S", 0.05)
-
-
-@pytest.fixture
-def pool(tmp_path: Path) -> Iterator[Pool]:
-    create_pool(tmp_path / "pool", size_bytes=16 << 20, segment_bytes=1 << 20)
-    with Pool.open(tmp_path / "pool", PoolOptions(heartbeat_s=0.2)) as opened:
-        yield opened
-
-
-EngineFactory = Callable[..., MiniEngine]
-
-
-@pytest.fixture
-def start(pool: Pool, kernels: DigestKernels) -> Iterator[EngineFactory]:
-    engines: list[MiniEngine] = []
-
-    def start_engine(kv: KvMemory | None = None, service: Any = None, **options: Any) -> MiniEngine:
-        kv = kv or layer_outermost(blocks=64)
-        kv.fill(len(engines))
-        engines.append(MiniEngine(service or KeepOpen(pool), kv, kernels, **options))
-        return engines[-1]
-
-    yield start_engine
-    for engine in engines:
-        engine.close()
-
-
-def prompt(length: int, seed: int = 1) -> list[int]:
-    return random.Random(seed).choices(range(50_000), k=length)
+pytestmark = pytest.mark.usefixtures("quick_reattach")
 
 
 def settle(engine: MiniEngine, pool: Pool) -> api.PoolStatus:
@@ -80,21 +45,6 @@ def settle(engine: MiniEngine, pool: Pool) -> api.PoolStatus:
     status = pool.status(deadline_s=1)
     assert status.pinned_bytes == 0
     return status
-
-
-def save_prompt(engine: MiniEngine, tokens: list[int], request_id: str = "writer") -> Request:
-    request = engine.add(make_request(request_id, tokens))
-    engine.run()
-    assert engine.is_right(request)
-    return request
-
-
-def committed(pool: Pool, count: int) -> None:
-    until(lambda: pool.status(deadline_s=1).committed_chunk_count == count, what=f"for {count} chunks")
-
-
-def committed_by(engine: MiniEngine, count: int) -> None:
-    engine.step_until(lambda: engine.side.counters["chunks_committed"] == count)
 
 
 @pytest.mark.parametrize("make_kv", [layer_outermost, block_outermost])
@@ -462,73 +412,3 @@ def test_a_chunk_that_cannot_be_read_while_others_can_is_dropped(
             engine.run()
     until(lambda: dict(pool.status(deadline_s=1).counters).get("dropped_chunks", 0) == 2)
     settle(engine, pool)
-
-
-def doubt_writes(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
-    """The first ``count`` shards are written, and nobody can say so."""
-    write, doubtful = StagedSaver.write, iter(range(count))
-
-    def write_or_doubt(saver: StagedSaver, shard: ShardWrite) -> tuple[bytes, ...]:
-        digests = write(saver, shard)
-        if next(doubtful, None) is not None:
-            raise WriteInDoubtError("the connection broke", next_step="-")
-        return digests
-
-    monkeypatch.setattr(StagedSaver, "write", write_or_doubt)
-
-
-def test_a_write_in_doubt_keeps_its_place_and_is_written_once_more_by_the_next_incarnation(
-    pool: Pool, start: EngineFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    doubt_writes(monkeypatch, 2)
-    engine = start()
-    (holder,) = [status.holder_id for status in pool.status(deadline_s=1).holders]
-    tokens = prompt(2 * CHUNK_TOKENS)
-    save_prompt(engine, tokens)
-    committed_by(engine, 2)
-    counts = engine.side.counts()
-    assert (counts["saves_in_doubt"], counts["saves_repeated"], counts["chunks_committed"]) == (2, 2, 2)
-    status = pool.status(deadline_s=1)
-    assert dict(status.counters)["grants_in_doubt"] == 2
-    assert status.segments_quarantined == 1
-    assert {other.holder_id for other in status.holders} > {holder}, "the former one is to be fenced yet"
-    request = engine.add(make_request("reader", [*tokens, 1]))
-    engine.run()
-    assert request.loaded_tokens == 2 * CHUNK_TOKENS
-    assert engine.is_right(request)
-    engine.finish_all()
-    engine.run()
-    engine.assert_nothing_held()
-
-
-def test_a_second_doubt_is_the_last(pool: Pool, start: EngineFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    doubt_writes(monkeypatch, 3)
-    engine = start()
-    save_prompt(engine, prompt(2 * CHUNK_TOKENS))
-    committed_by(engine, 1)
-    counts = engine.side.counts()
-    assert (counts["saves_in_doubt"], counts["saves_repeated"]) == (3, 2)
-    engine.finish_all()
-    engine.run()
-    engine.assert_nothing_held()
-
-
-def test_blocks_of_writes_in_doubt_are_not_kept_for_a_service_that_is_gone(
-    pool: Pool, start: EngineFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(save_pipeline, "REPEAT_PATIENCE_S", 0.3)
-    doubt_writes(monkeypatch, 2)
-    engine = start()
-    monkeypatch.setattr(pool, "attach", raising(ServiceUnavailableError("away", next_step="-")))
-    save_prompt(engine, prompt(3 * CHUNK_TOKENS))
-    engine.step_until(lambda: engine.side.counts().get("saves_dropped_service", 0) == 2)
-    engine.finish_all()
-    engine.run()
-    engine.assert_nothing_held()
-
-
-def raising(error: Exception) -> Callable[..., Any]:
-    def fail(*_: Any, **__: Any) -> Any:
-        raise error
-
-    return fail

@@ -66,7 +66,8 @@ def test_a_namespace_that_nobody_shows(shown: Any, monkeypatch: pytest.MonkeyPat
         NamespaceView(shown, 3, lba_bytes=4096)
 
 
-def test_a_read_that_fails_leaves_nothing_registered_that_works(shown: Any) -> None:
+def test_a_read_that_fails_is_told_and_gives_its_memory_up(shown: Any) -> None:
     shown.namespace.error = MediaError("no", next_step="-")
     with pytest.raises(MediaError, match="no"):
         read_blocks(NamespaceView(shown, NSID, lba_bytes=4096), NSID, 0, 4096)
+    assert all(region.is_closed for region in shown.namespace.regions)

@@ -19,7 +19,7 @@ from meshfusion.dpu.api.types import Attachment
 from meshfusion.dpu.export.desired import Address, Listener
 from meshfusion.dpu.export.keeper import ExportKeeper, Holders
 from meshfusion.dpu.export.nvmet.target import NvmetTarget
-from meshfusion.dpu.export.plan import ExportPlan, TargetKind, default_nqn_prefix
+from meshfusion.dpu.export.plan import ExportPlan, TargetKind, nqn_prefix_of
 from meshfusion.dpu.pool import Pool
 from meshfusion.dpu.pool_dir import PoolLayout
 from meshfusion.host.path.flexpath.addresses import PathAddress
@@ -57,9 +57,7 @@ class Target:
 
     def _keeper(self, holders: Holders, pool_uuid: uuid.UUID, layout: PoolLayout) -> ExportKeeper:
         listeners = frozenset(Listener(Address("rdma", portal)) for portal in PORTALS)
-        plan = ExportPlan(
-            TargetKind.NVMET, default_nqn_prefix(pool_uuid), pool_uuid, str(layout.data.resolve()), listeners
-        )
+        plan = ExportPlan(TargetKind.NVMET, nqn_prefix_of(pool_uuid), pool_uuid, str(layout.data.resolve()), listeners)
         return ExportKeeper(NvmetTarget(self.kernel, plan.export(()), patience_s=0.1), plan, holders, period_s=0.05)
 
     def ways_to(self, attachment: Attachment) -> list[Way]:

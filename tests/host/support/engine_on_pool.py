@@ -1,0 +1,43 @@
+"""Short words for a small engine on the real pool: the fixtures are in ``tests/host/connector/conftest.py``."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+from meshfusion.dpu.pool import Pool
+from tests.host.support.kv_memory import BLOCK_TOKENS
+from tests.host.support.mini_engine import MiniEngine, Request, make_request
+from tests.host.support.waiting import until
+
+CHUNK_TOKENS = 2 * BLOCK_TOKENS
+EngineFactory = Callable[..., MiniEngine]
+
+
+def prompt(length: int, seed: int = 1) -> list[int]:
+    return random.Random(seed).choices(range(50_000), k=length)
+
+
+def save_prompt(engine: MiniEngine, tokens: list[int], request_id: str = "writer") -> Request:
+    request = engine.add(make_request(request_id, tokens))
+    engine.run()
+    assert engine.is_right(request)
+    return request
+
+
+def committed(pool: Pool, count: int) -> None:
+    until(lambda: pool.status(deadline_s=1).committed_chunk_count == count, what=f"for {count} chunks")
+
+
+def committed_by(engine: MiniEngine, count: int) -> None:
+    engine.step_until(lambda: engine.side.counters["chunks_committed"] == count)
+
+
+def raising(error: Exception) -> Callable[..., Any]:
+    """What fails with ``error``, whatever it is called with."""
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise error
+
+    return fail
