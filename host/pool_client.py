@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 
 from meshfusion.dpu.api import types as api
 from meshfusion.dpu.api.limits import MAX_ITEMS
+from meshfusion.host.kv.chunk_form import ChunkForm
 from meshfusion.host.pool_events import (
     NOTHING_STORED,
     AttachmentLost,
@@ -28,23 +29,24 @@ from meshfusion.host.pool_events import (
     ReserveWish,
 )
 from meshfusion.host.pool_replies import (
-    ChunkForm,
     granted_results,
     is_reserve_reply_sound,
     reserve_items,
     reserved,
-    stored_prefix,
+    stored_boundary,
 )
 from meshfusion.host.pool_standing import PoolStanding, Standing
 
 logger = logging.getLogger("meshfusion.client")
+
+Asked = tuple[api.GroupKeys, ...]
 
 SLOW_DEADLINE_S = 10.0
 CLOSE_DEADLINE_S = 2.0
 
 
 class PoolClient:
-    """One scheduler's client of one service, in this process or over gRPC. ``shard``: what a chunk of ours is."""
+    """One scheduler's client of one service, in this process or over gRPC. ``form``: what a chunk of ours is."""
 
     def __init__(
         self,
@@ -52,12 +54,11 @@ class PoolClient:
         *,
         identity: bytes,
         engine_version: str,
-        chunk_tokens: int,
-        shard: api.ShardSize,
+        form: ChunkForm,
         access: api.Access = api.Access.LOCAL,
     ) -> None:
         self._service = service
-        self._form = ChunkForm(chunk_tokens, shard)
+        self._form = form
         self._lease_holders: dict[str, str] = {}  # a lease is given back by the holder that got it
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._fast: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -107,9 +108,7 @@ class PoolClient:
 
     # ---- commands ------------------------------------------------------------------------------------------------
 
-    def match(
-        self, request_id: str, attempt: int, keys_of: Callable[[], tuple[bytes, ...] | None], deadline_s: float
-    ) -> None:
+    def match(self, request_id: str, attempt: int, keys_of: Callable[[], Asked | None], deadline_s: float) -> None:
         """Ask; the answer comes as :class:`Matched`. ``keys_of`` runs on the client's thread; None is a miss."""
         self._fast.put(lambda: self._match(request_id, attempt, keys_of, deadline_s))
 
@@ -162,25 +161,23 @@ class PoolClient:
                     self._lease_holders.pop(lease_id, None)
         self._events.put(event)
 
-    def _match(
-        self, request_id: str, attempt: int, keys_of: Callable[[], tuple[bytes, ...] | None], deadline_s: float
-    ) -> None:
+    def _match(self, request_id: str, attempt: int, keys_of: Callable[[], Asked | None], deadline_s: float) -> None:
         """Every lookup is answered, whatever happens: somebody waits for it."""
         answer = None
         try:
             standing = self._standing.current
-            keys = keys_of() if standing is not None and time.monotonic() < deadline_s else None
-            if standing is not None and keys:
-                answer = self._ask_stored(standing, request_id, attempt, keys, deadline_s)
+            asked = keys_of() if standing is not None and time.monotonic() < deadline_s else None
+            if standing is not None and asked and asked[0].keys:
+                answer = self._ask_stored(standing, request_id, attempt, asked, deadline_s)
         except Exception:
             logger.exception("a lookup failed")
         self._events.put(answer or Matched(request_id, attempt, "", NOTHING_STORED))
 
     def _ask_stored(
-        self, standing: Standing, request_id: str, attempt: int, keys: tuple[bytes, ...], deadline_s: float
+        self, standing: Standing, request_id: str, attempt: int, asked: Asked, deadline_s: float
     ) -> Matched | None:
         holder_id = standing.attachment.holder_id
-        request = api.MatchRequest(holder_id, request_id, 0, self._form.chunk_tokens, keys)
+        request = api.MatchRequest(holder_id, request_id, self._form.chunk_tokens, asked)
         # A little more than the scheduler waits: a late answer carries a lease that must be given back.
         patience_s = max(0.0, deadline_s - time.monotonic()) + 0.25
         reply = self._standing.ask("match", holder_id, lambda: self._service.match(request, deadline_s=patience_s))
@@ -188,7 +185,7 @@ class PoolClient:
             return None
         if reply.lease_id:
             self._lease_holders[reply.lease_id] = holder_id
-        stored = stored_prefix(reply.chunks, keys, standing.identity, self._form)
+        stored = stored_boundary(reply, asked, standing.identity, self._form)
         return Matched(request_id, attempt, reply.lease_id, stored)
 
     def _release(self, lease_ids: tuple[str, ...]) -> None:
@@ -233,9 +230,14 @@ class PoolClient:
             self._abort(api.AbortRequest(holder_id, epoch, grant_ids))
             return {}
         answers: dict[int, Event] = {}
+        spare: list[str] = []
         results = iter(reply.results)
         for wish, keys in possible:
-            answers[wish.run_id] = reserved(wish, keys, [next(results) for _ in keys], holder_id, epoch)
+            run = reserved(wish, keys, [next(results) for _ in keys], holder_id, epoch, self._form)
+            answers[wish.run_id] = run.answer
+            spare += run.spare_grant_ids
+        if spare:
+            self._abort(api.AbortRequest(holder_id, epoch, tuple(spare)))
         return answers
 
     def _settle(
@@ -243,7 +245,11 @@ class PoolClient:
     ) -> None:
         assert all(unit_digests[i] is None for i in in_doubt), "written and in doubt"
         pairs = list(zip(granted.grant_ids, unit_digests, strict=True))
-        items = tuple(api.CommitItem(grant_id, (digests,)) for grant_id, digests in pairs if digests is not None)
+        items = tuple(
+            api.CommitItem(grant_id, (digests,), bundle)
+            for (grant_id, digests), bundle in zip(pairs, granted.bundles, strict=True)
+            if digests is not None
+        )
         unwritten = tuple(pair[0] for i, pair in enumerate(pairs) if pair[1] is None and i not in in_doubt)
         doubtful = tuple(granted.grant_ids[i] for i in in_doubt)
         holder_id, epoch = granted.holder_id, granted.epoch

@@ -13,41 +13,60 @@ from typing import NamedTuple
 from meshfusion.dpu.api import types as api
 
 
-class StoredPrefix(NamedTuple):
-    """The leading chunks of one request that the pool has. A column each: ``keys`` and ``extents`` have an entry for
-    each chunk, ``unit_lbas`` and ``unit_digests`` for each unit (block)."""
+class StoredGroup(NamedTuple):
+    """What the pool has of one KV group, as far as the boundary needs it: the group's chunks from ``first_chunk`` on,
+    of which the blocks from ``first_block`` on are needed, both counted from the start of the request.
 
+    A column each: ``keys`` and ``extents`` have an entry for each chunk, ``unit_lbas`` and ``unit_digests`` for each
+    block.
+    """
+
+    first_chunk: int
+    first_block: int
     keys: tuple[bytes, ...] = ()
     extents: tuple[api.Extent, ...] = ()
     unit_lbas: tuple[int, ...] = ()
     unit_digests: tuple[bytes, ...] = ()
 
-    @property
-    def chunk_count(self) -> int:
-        return len(self.keys)
+
+class StoredBoundary(NamedTuple):
+    """The longest boundary at which a request can resume: after ``chunk_count`` chunks. ``groups``: all KV groups of
+    the engine, in its order."""
+
+    chunk_count: int = 0
+    groups: tuple[StoredGroup, ...] = ()
 
 
-NOTHING_STORED = StoredPrefix()
+NOTHING_STORED = StoredBoundary()
+
+ALONE = 0
+"""The bundle of chunks that become visible whatever becomes of others."""
 
 
 class ReserveWish(NamedTuple):
-    """Places for a run of consecutive chunks, the first at ``position_tokens``. Their keys are made from ``keys_of`` on
-    the client's thread, not on the scheduler's; None: they cannot be made.
+    """Places for the chunks of a run. A column each: ``groups`` and ``indexes`` say which they are (a chunk's number in
+    its group, from the start of the request). Their keys are made from ``keys_of`` on the client's thread, not on the
+    scheduler's; None: they cannot be made.
 
     ``identity``: what ``keys_of`` builds on. A place under another identity would keep the key from its owners.
     """
 
     run_id: int
     identity: bytes
-    position_tokens: int
-    chunk_count: int
+    groups: tuple[int, ...]
+    indexes: tuple[int, ...]
     keys_of: Callable[[], tuple[bytes, ...] | None]
+
+    @property
+    def chunk_count(self) -> int:
+        return len(self.indexes)
 
 
 class GrantedRun(NamedTuple):
     """What may be written now, under whom: the columns have an entry for each granted chunk, ``indexes`` says which
     chunks of the run (from 0) they are; ``extents`` has the fields of each :class:`Extent`, since plain tuples cross to
-    the worker's process fast."""
+    the worker's process fast. ``bundles``: chunks with the same one become visible together or not at all, but for
+    :data:`ALONE`."""
 
     holder_id: str
     epoch: int
@@ -56,6 +75,7 @@ class GrantedRun(NamedTuple):
     keys: tuple[bytes, ...]
     grant_ids: tuple[str, ...]
     extents: tuple[tuple[int, int, int, int, int], ...]
+    bundles: tuple[int, ...]
 
 
 class Matched(NamedTuple):
@@ -64,7 +84,7 @@ class Matched(NamedTuple):
     request_id: str
     attempt: int
     lease_id: str
-    stored: StoredPrefix
+    stored: StoredBoundary
 
 
 class Reserved(NamedTuple):

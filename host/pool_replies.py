@@ -2,64 +2,86 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from meshfusion.dpu.api import types as api
-from meshfusion.host.pool_events import GrantedRun, Reserved, ReserveWish, StoredPrefix
+from meshfusion.host.kv.chunk_form import ChunkForm
+from meshfusion.host.pool_events import (
+    ALONE,
+    NOTHING_STORED,
+    GrantedRun,
+    Reserved,
+    ReserveWish,
+    StoredBoundary,
+    StoredGroup,
+)
 
 logger = logging.getLogger("meshfusion.client")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ChunkForm:
-    """What a chunk of ours is: its tokens and the one shard it has."""
+def stored_boundary(
+    reply: api.MatchReply, asked: Sequence[api.GroupKeys], identity: bytes, form: ChunkForm
+) -> StoredBoundary:
+    """What the reply promises, if it is what was asked for (rule 5, on our side too): for every KV group just the
+    chunks that the boundary needs, of our identity, at their positions and in our form. Else nothing of it counts."""
+    chunks = iter(reply.chunks)
+    groups = []
+    for keys in asked:
+        group = _stored_group(chunks, keys, reply.chunk_count, identity, form)
+        if group is None:
+            return NOTHING_STORED
+        groups.append(group)
+    if next(chunks, None) is not None:
+        logger.error("the service offered more chunks than were asked for")
+        return NOTHING_STORED
+    return StoredBoundary(reply.chunk_count, tuple(groups)) if reply.chunk_count else NOTHING_STORED
 
-    chunk_tokens: int
-    shard: api.ShardSize
 
-
-def stored_prefix(
-    chunks: Sequence[api.ChunkRecord], keys: Sequence[bytes], identity: bytes, form: ChunkForm
-) -> StoredPrefix:
-    """The leading ``chunks`` that are what was asked for (rule 5, on our side too): key, identity, position, form."""
-    if len(chunks) > len(keys):
-        logger.error("the service offered %d chunks, %d were asked for", len(chunks), len(keys))
-    believed: list[api.ChunkRecord] = []
-    for i, (chunk, key) in enumerate(zip(chunks, keys, strict=False)):
-        right = (
-            chunk.key == key
-            and chunk.identity == identity
-            and chunk.position_tokens == i * form.chunk_tokens
-            and chunk.token_count == form.chunk_tokens
-            and [_size_of(shard) for shard in chunk.shards] == [form.shard]
-        )
-        if not right:
-            logger.error("the service offered a chunk that was not asked for: %s", chunk.key.hex())
-            break
-        believed.append(chunk)
-    lbas: list[int] = []
-    digests: list[bytes] = []
-    for chunk in believed:
+def _stored_group(
+    chunks: Iterator[api.ChunkRecord], asked: api.GroupKeys, boundary: int, identity: bytes, form: ChunkForm
+) -> StoredGroup | None:
+    """Takes the group's chunks from ``chunks``. None: they are not what was asked for."""
+    if not 0 <= boundary <= len(asked.keys):
+        logger.error("the service offered a boundary after %d chunks, of %d asked for", boundary, len(asked.keys))
+        return None
+    plan = form.plans[asked.group]
+    first_chunk, needed = plan.first_needed_chunk(boundary), plan.needed_blocks(boundary)
+    keys, extents, lbas, digests = [], [], [], []
+    for index in range(first_chunk, boundary):
+        chunk = next(chunks, None)
+        if chunk is None or not _is_right(chunk, asked.group, index, asked.keys[index], identity, form):
+            logger.error("the service did not offer chunk %d of group %d, or offered another", index, asked.group)
+            return None
         (shard,) = chunk.shards
+        kept = plan.kept_blocks(index)
+        skipped = max(0, needed.start - kept.start)
         first = shard.extent.lba + shard.payload_lba_offset
-        lbas += range(first, first + form.shard.unit_count * shard.unit_lba_count, shard.unit_lba_count)
-        digests += shard.unit_digests
-    return StoredPrefix(
-        keys=tuple(chunk.key for chunk in believed),
-        extents=tuple(chunk.shards[0].extent for chunk in believed),
-        unit_lbas=tuple(lbas),
-        unit_digests=tuple(digests),
+        lbas += range(first, first + len(kept) * shard.unit_lba_count, shard.unit_lba_count)[skipped:]
+        digests += shard.unit_digests[skipped:]
+        keys.append(chunk.key)
+        extents.append(shard.extent)
+    return StoredGroup(first_chunk, needed.start, tuple(keys), tuple(extents), tuple(lbas), tuple(digests))
+
+
+def _is_right(chunk: api.ChunkRecord, group: int, index: int, key: bytes, identity: bytes, form: ChunkForm) -> bool:
+    return (
+        chunk.key == key
+        and chunk.identity == identity
+        and chunk.group == group
+        and chunk.position_tokens == index * form.chunk_tokens
+        and chunk.token_count == form.chunk_tokens
+        and [_size_of(shard) for shard in chunk.shards] == [form.shard_of(group, index)]
     )
 
 
 def reserve_items(wish: ReserveWish, keys: Sequence[bytes], form: ChunkForm) -> list[api.ReserveItem]:
     """One item for each chunk of the run."""
     return [
-        api.ReserveItem(key, 0, wish.position_tokens + i * form.chunk_tokens, form.chunk_tokens, (form.shard,))
-        for i, key in enumerate(keys)
+        api.ReserveItem(key, group, index * form.chunk_tokens, form.chunk_tokens, (form.shard_of(group, index),))
+        for group, index, key in zip(wish.groups, wish.indexes, keys, strict=True)
     ]
 
 
@@ -72,16 +94,39 @@ def granted_results(reply: api.ReserveReply) -> list[api.ReserveResult]:
     return [result for result in reply.results if result.outcome is api.ReserveOutcome.GRANTED]
 
 
+class ReservedRun(NamedTuple):
+    """``answer``: for the scheduler; ``spare_grant_ids``: places that the run will not use, to be given back."""
+
+    answer: Reserved
+    spare_grant_ids: tuple[str, ...]
+
+
 def reserved(
-    wish: ReserveWish, keys: Sequence[bytes], results: Sequence[api.ReserveResult], holder_id: str, epoch: int
-) -> Reserved:
-    """The answer for one run."""
+    wish: ReserveWish,
+    keys: Sequence[bytes],
+    results: Sequence[api.ReserveResult],
+    holder_id: str,
+    epoch: int,
+    form: ChunkForm,
+) -> ReservedRun:
+    """The answer for one run. A chunk of which another group found no space is not written either: its boundary could
+    not be resumed at, and it is asked for again with the other."""
     assert len(results) == len(keys) == wish.chunk_count, (len(results), len(keys), wish.chunk_count)
-    granted = [i for i, result in enumerate(results) if result.outcome is api.ReserveOutcome.GRANTED]
-    return Reserved(
+    outcomes = [result.outcome for result in results]
+    bundles = [index + 1 if len(form.plans) > 1 else ALONE for index in wish.indexes]
+    broken = {b for b, outcome in zip(bundles, outcomes, strict=True) if outcome is api.ReserveOutcome.NO_SPACE}
+    spare = [
+        i
+        for i, outcome in enumerate(outcomes)
+        if outcome is api.ReserveOutcome.GRANTED and bundles[i] in broken - {ALONE}
+    ]
+    for i in spare:
+        outcomes[i] = api.ReserveOutcome.NO_SPACE
+    granted = [i for i, outcome in enumerate(outcomes) if outcome is api.ReserveOutcome.GRANTED]
+    answer = Reserved(
         wish.run_id,
-        Counter(result.outcome for result in results),
-        tuple(i for i, result in enumerate(results) if result.outcome is api.ReserveOutcome.NO_SPACE),
+        Counter(outcomes),
+        tuple(i for i, outcome in enumerate(outcomes) if outcome is api.ReserveOutcome.NO_SPACE),
         GrantedRun(
             holder_id,
             epoch,
@@ -90,10 +135,12 @@ def reserved(
             keys=tuple(keys[i] for i in granted),
             grant_ids=tuple(results[i].grant_id for i in granted),
             extents=tuple(_fields_of(results[i].extents[0]) for i in granted),
+            bundles=tuple(bundles[i] for i in granted),
         )
         if granted
         else None,
     )
+    return ReservedRun(answer, tuple(results[i].grant_id for i in spare))
 
 
 def _size_of(shard: api.Shard) -> api.ShardSize:

@@ -14,7 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from meshfusion.host.pool_events import NOTHING_STORED, StoredPrefix
+from meshfusion.host.kv.chunk_form import ChunkForm
+from meshfusion.host.pool_events import NOTHING_STORED, StoredBoundary
 
 
 class StartMatch(NamedTuple):
@@ -28,19 +29,29 @@ class ReleaseLease(NamedTuple):
     lease_id: str
 
 
-class StartLoad(NamedTuple):
-    """Bring units (blocks) into device memory: the request's blocks from ``first_block`` (counted from 0) on.
+class LoadPart(NamedTuple):
+    """One KV group's share of a load: the request's blocks of that group from ``first_block`` (counted from 0) on. The
+    columns have an entry for each unit (block)."""
 
-    The columns have an entry for each unit. ``stored``: the whole promise, to find the chunk a unit belongs to.
-    """
-
-    request_id: str
+    group: int
     first_block: int
     block_ids: tuple[int, ...]
     lbas: tuple[int, ...]
     digests: tuple[bytes, ...]
+
+
+class StartLoad(NamedTuple):
+    """Bring units into device memory: ``parts`` of all KV groups, in their order.
+
+    ``stored``: the whole promise, to find the chunk a unit belongs to. ``refusal``: why this load must fail instead,
+    with nothing brought: the engine cannot be told no any more.
+    """
+
+    request_id: str
+    parts: tuple[LoadPart, ...]
     load_bytes: int
-    stored: StoredPrefix
+    stored: StoredBoundary
+    refusal: str = ""
 
 
 Effect = StartMatch | ReleaseLease | StartLoad
@@ -60,7 +71,7 @@ class _Lookup:
     attempt: int = 0
     asked_s: float = 0.0
     promised_s: float = 0.0
-    stored: StoredPrefix = NOTHING_STORED
+    stored: StoredBoundary = NOTHING_STORED
     lease_id: str = ""
     local_tokens: int = 0
     may_reuse: bool = True  # False after a failed load: it is recomputed, never retried
@@ -82,13 +93,11 @@ class LookupOptions:
 
 
 class Lookups:
-    """All requests of one scheduler. ``blocks_per_chunk``, ``block_tokens`` and ``unit_bytes`` fix what a chunk is."""
+    """All requests of one scheduler. ``form``: the KV groups of its engine, and how they are cut into chunks."""
 
-    def __init__(self, options: LookupOptions, *, block_tokens: int, blocks_per_chunk: int, unit_bytes: int) -> None:
+    def __init__(self, options: LookupOptions, form: ChunkForm) -> None:
         self._options = options
-        self._block_tokens = block_tokens
-        self._blocks_per_chunk = blocks_per_chunk
-        self._unit_bytes = unit_bytes
+        self._form = form
         self._lookups: dict[str, _Lookup] = {}
         self._attempts = 0
         self._last_answer_s = float("-inf")
@@ -141,10 +150,10 @@ class Lookups:
                 return 0, effects
         return tokens, []
 
-    def allocated(self, request_id: str, external_tokens: int, block_ids: Sequence[int]) -> list[Effect]:
+    def allocated(self, request_id: str, external_tokens: int, block_ids: Sequence[Sequence[int]]) -> list[Effect]:
         """The request was admitted; ``external_tokens`` of it are ours to load (the scheduler may have trimmed them).
 
-        ``block_ids``: the device blocks of the whole request, in order.
+        ``block_ids``: for each KV group the device blocks of the whole request, in order.
         """
         lookup = self._lookups.get(request_id)
         if external_tokens == 0:
@@ -157,23 +166,14 @@ class Lookups:
         assert lookup.phase is Phase.PROMISED, f"{request_id}: allocated while {lookup.phase}"
         first, last = lookup.local_tokens, lookup.local_tokens + external_tokens
         assert last <= self._boundary_tokens(lookup), f"{request_id}: {last} tokens allocated beyond the promise"
-        assert first % self._block_tokens == 0, first
-        assert last % self._block_tokens == 0, last
-        units = slice(first // self._block_tokens, last // self._block_tokens)
-        block_ids = tuple(block_ids[units])
         lookup.phase = Phase.LOADING
         self.counters["loads_started"] += 1
-        return [
-            StartLoad(
-                request_id,
-                units.start,
-                block_ids,
-                lookup.stored.unit_lbas[units],
-                lookup.stored.unit_digests[units],
-                len(block_ids) * self._unit_bytes,
-                lookup.stored,
-            )
-        ]
+        parts = self._parts(lookup.stored, first, last, block_ids)
+        if parts is None:
+            refusal = f"{last} tokens were allotted, and only after {self._boundary_tokens(lookup)} can it resume"
+            return [StartLoad(request_id, (), 0, lookup.stored, refusal)]
+        load_bytes = sum(len(part.lbas) * self._form.unit_bytes[part.group] for part in parts)
+        return [StartLoad(request_id, parts, load_bytes, lookup.stored)]
 
     def finished(self, request_id: str) -> list[Effect]:
         """Finished, aborted or failed; also requests that were never scheduled. A load under way keeps its lease."""
@@ -188,7 +188,9 @@ class Lookups:
 
     # ---- from the service and the workers ------------------------------------------------------------------------
 
-    def matched(self, now_s: float, request_id: str, attempt: int, lease_id: str, stored: StoredPrefix) -> list[Effect]:
+    def matched(
+        self, now_s: float, request_id: str, attempt: int, lease_id: str, stored: StoredBoundary
+    ) -> list[Effect]:
         """The service answered. A late or orphaned answer is given back at once."""
         self._last_answer_s = now_s
         lookup = self._lookups.get(request_id)
@@ -197,8 +199,9 @@ class Lookups:
         if not stored.chunk_count:
             lookup.phase = Phase.MISSED
             return [ReleaseLease(lease_id)] if lease_id else []
-        unit_count = stored.chunk_count * self._blocks_per_chunk
-        assert len(stored.unit_lbas) == len(stored.unit_digests) == unit_count, (stored.chunk_count, unit_count)
+        for plan, group in zip(self._form.plans, stored.groups, strict=True):
+            unit_count = len(plan.needed_blocks(stored.chunk_count))
+            assert len(group.unit_lbas) == len(group.unit_digests) == unit_count, (stored.chunk_count, unit_count)
         lookup.phase = Phase.PROMISED
         lookup.promised_s = now_s
         lookup.stored, lookup.lease_id = stored, lease_id
@@ -254,7 +257,7 @@ class Lookups:
         return tuple(lookup.lease_id for lookup in self._lookups.values() if lookup.lease_id)
 
     def matched_chunk_count(self, request_id: str) -> int:
-        """Leading chunks of this request known to be stored."""
+        """The boundary, in chunks, up to which what is worth storing of this request is known to be stored."""
         lookup = self._lookups.get(request_id)
         return lookup.stored.chunk_count if lookup else 0
 
@@ -262,10 +265,6 @@ class Lookups:
         return len(self._lookups)
 
     # ---- inside --------------------------------------------------------------------------------------------------
-
-    @property
-    def _chunk_tokens(self) -> int:
-        return self._block_tokens * self._blocks_per_chunk
 
     def _may_look_early(self) -> bool:
         limit = self._options.early_lookups_max
@@ -279,7 +278,32 @@ class Lookups:
         return min(last_sign_s + self._options.deadline_s, lookup.asked_s + self._options.patience_s)
 
     def _boundary_tokens(self, lookup: _Lookup) -> int:
-        return lookup.stored.chunk_count * self._chunk_tokens
+        return lookup.stored.chunk_count * self._form.chunk_tokens
+
+    def _parts(
+        self, stored: StoredBoundary, first_tokens: int, last_tokens: int, block_ids: Sequence[Sequence[int]]
+    ) -> tuple[LoadPart, ...] | None:
+        """What to load so that the request, which the engine itself has up to ``first_tokens``, can resume at
+        ``last_tokens``. None: at that place it cannot. A part of what a window needs is there only in part."""
+        parts = []
+        for plan, group, ids in zip(self._form.plans, stored.groups, block_ids, strict=True):
+            assert first_tokens % plan.block_tokens == 0, (first_tokens, plan)
+            needed = plan.needed_blocks_at(last_tokens)
+            is_whole = last_tokens == stored.chunk_count * plan.chunk_tokens
+            if not is_whole and (plan.is_snapshot or needed.start < group.first_block):
+                return None
+            first = max(needed.start, first_tokens // plan.block_tokens)
+            units = slice(first - group.first_block, needed.stop - group.first_block)
+            parts.append(
+                LoadPart(
+                    plan.group,
+                    first,
+                    tuple(ids[first : needed.stop]),
+                    group.unit_lbas[units],
+                    group.unit_digests[units],
+                )
+            )
+        return tuple(parts)
 
     def _look(self, now_s: float, request_id: str, lookup: _Lookup) -> StartMatch:
         assert not lookup.lease_id
@@ -297,5 +321,8 @@ class Lookups:
         return [ReleaseLease(lease_id)] if lease_id else []
 
     def _load_bytes(self, lookup: _Lookup, local_tokens: int) -> int:
-        block_count = lookup.stored.chunk_count * self._blocks_per_chunk - local_tokens // self._block_tokens
-        return block_count * self._unit_bytes
+        total = 0
+        for plan, unit_bytes in zip(self._form.plans, self._form.unit_bytes, strict=True):
+            needed = plan.needed_blocks(lookup.stored.chunk_count)
+            total += (needed.stop - max(needed.start, local_tokens // plan.block_tokens)) * unit_bytes
+        return total

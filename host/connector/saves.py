@@ -1,8 +1,8 @@
 """Which chunks to save, and what becomes of them: asked for, granted, written. No I/O, no clock.
 
-The unit here is a *run*: consecutive chunks of one request that one step completed. What a scheduling pass costs then
-grows with the requests it touches and hardly with the chunks they fill. A run pins the engine's blocks from the step
-that fills them until the fate of its last write is known, so the queue is bounded in bytes. What does not fit is tried
+The unit here is a *run*: the chunks of one request, of all KV groups, that one step completed. What a scheduling pass
+costs then grows with the requests it touches and hardly with the chunks they fill. A run pins the engine's blocks from
+the step that fills them until the fate of its last write is known, so the queue is bounded. What does not fit is tried
 again in later steps while its request lives, in order, since a chunk behind a hole is of no use; what is left when the
 request ends is dropped and counted. The engine never waits.
 """
@@ -12,38 +12,64 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import NamedTuple
 
 from meshfusion.dpu.api.limits import MAX_ITEMS
 from meshfusion.dpu.api.types import ReserveOutcome
+from meshfusion.host.kv.chunk_form import ChunkForm
 
 KNOWN_CHUNKS_MAX = 100_000
 
 
-class SaveRun(NamedTuple):
-    """Consecutive chunks of one request on their way to the pool; ``first_chunk`` counts the request's from 0.
+class SaveChunk(NamedTuple):
+    """A chunk worth saving: number ``index`` of its KV group, from the start of the request.
 
-    ``chunk_hashes``: for each chunk the engine's hash of its last block (it covers everything before it, and the name
-    of the adapter). ``block_ids``: the device blocks that hold them, in order, pinned.
+    ``chunk_hash``: the engine's hash of the last block that it covers (it stands for everything before it, and for the
+    name of the adapter). ``block_ids``: the device blocks that hold what is stored of it, in order.
     """
 
-    run_id: int
-    request_id: str
-    first_chunk: int
-    chunk_hashes: tuple[bytes, ...]
+    group: int
+    index: int
+    chunk_hash: bytes
     block_ids: tuple[int, ...]
 
     @property
+    def name(self) -> bytes:
+        return chunk_name(self.group, self.chunk_hash)
+
+
+def chunk_name(group: int, chunk_hash: bytes) -> bytes:
+    """What a chunk is remembered by. The same tokens have a chunk in every group."""
+    return chunk_hash + group.to_bytes(2, "little") if group else chunk_hash
+
+
+class SaveRun(NamedTuple):
+    """Chunks of one request on their way to the pool, in the order of their indexes; their blocks are pinned."""
+
+    run_id: int
+    request_id: str
+    chunks: tuple[SaveChunk, ...]
+
+    @property
     def chunk_count(self) -> int:
-        return len(self.chunk_hashes)
+        return len(self.chunks)
+
+    @property
+    def block_count(self) -> int:
+        return sum(len(chunk.block_ids) for chunk in self.chunks)
+
+    @property
+    def names(self) -> list[bytes]:
+        return [chunk.name for chunk in self.chunks]
 
 
 @dataclass(frozen=True, slots=True)
 class SaveOptions:
-    """``queue_bytes``: engine memory that saves may keep pinned."""
+    """``queue_bytes``: engine memory that saves may keep pinned; never more than a quarter of ``block_count``, the
+    blocks of the engine."""
 
-    queue_bytes: int = 256 << 20
+    queue_bytes: int
+    block_count: int
 
 
 class KnownChunks:
@@ -83,19 +109,22 @@ class KnownChunks:
 class Saves:
     """All saves of one scheduler. The caller pins a run's blocks when it gets it and unpins them when it has ended."""
 
-    def __init__(
-        self, options: SaveOptions, *, block_tokens: int, blocks_per_chunk: int, unit_bytes: int, block_count: int
-    ) -> None:
-        self._blocks_per_chunk = blocks_per_chunk
-        self._chunk_tokens = block_tokens * blocks_per_chunk
-        quarter = block_count // 4 // blocks_per_chunk
-        self._pending_max = max(1, min(options.queue_bytes // (unit_bytes * blocks_per_chunk), quarter, MAX_ITEMS))
+    def __init__(self, options: SaveOptions, form: ChunkForm) -> None:
+        self._chunk_tokens = form.chunk_tokens
+        self._group_count = len(form.plans)
+        # A row is what one index has in all groups: at most this many blocks and bytes are pinned for it.
+        self._row_blocks = sum(plan.kept_blocks_max for plan in form.plans)
+        row_bytes = sum(p.kept_blocks_max * unit for p, unit in zip(form.plans, form.unit_bytes, strict=True))
+        rows = min(options.queue_bytes // row_bytes, options.block_count // 4 // self._row_blocks)
+        self._pending_blocks_max = max(1, rows) * self._row_blocks
+        self._rows_at_once = max(1, MAX_ITEMS // self._group_count)  # the service takes no more in one request
         self._next_chunk: dict[str, int] = {}
         self._complete: dict[str, int] = {}  # chunks computed so far, of requests that had some to consider
         self._runs: dict[int, SaveRun] = {}
         self._writing: dict[int, int] = {}  # run id -> chunks that a worker may be writing
-        self._run_of: dict[bytes, int] = {}  # chunks that are on their way, by hash
+        self._run_of: dict[bytes, int] = {}  # chunks that are on their way, by name
         self._pending_count = 0
+        self._pending_blocks = 0
         self._known = KnownChunks()
         self._next_id = 0
         self.counters: Counter[str] = Counter()
@@ -111,35 +140,33 @@ class Saves:
         return sum(self._writing.values())
 
     def start_at(self, request_id: str, stored_chunk_count: int) -> None:
-        """The first ``stored_chunk_count`` chunks of this request came from, or are in, the pool."""
+        """What is worth storing of this request's first ``stored_chunk_count`` chunks came from, or is in, the pool."""
         self._next_chunk[request_id] = max(self._next_chunk.get(request_id, 0), stored_chunk_count)
 
     def due_chunks(self, request_id: str, computed_tokens: int) -> range:
-        """Chunks to consider when the step now scheduled brings the request to ``computed_tokens``, as far as there is
-        room. Cheap: asked for every request of every step."""
+        """Indexes of the chunks to consider when the step now scheduled brings the request to ``computed_tokens``, as
+        far as there is room. Cheap: asked for every request of every step."""
         complete = computed_tokens // self._chunk_tokens
         first = self._next_chunk.get(request_id, 0)
         if complete <= first:
             return range(0)
         self._complete[request_id] = complete
-        return range(first, min(complete, first + self._pending_max - self._pending_count))
+        free_rows = (self._pending_blocks_max - self._pending_blocks) // self._row_blocks
+        return range(first, min(complete, first + min(free_rows, self._rows_at_once)))
 
-    def take(
-        self, request_id: str, due: range, chunk_hashes: Sequence[bytes], block_ids: Sequence[int]
-    ) -> list[SaveRun]:
-        """The runs of ``due`` to ask places for. ``chunk_hashes``, ``block_ids``: of these chunks, as far as known."""
-        count = min(len(due), len(chunk_hashes), len(block_ids) // self._blocks_per_chunk)
-        if count <= 0:
-            return []
-        self._next_chunk[request_id] = due.start + count
-        hashes = tuple(chunk_hashes[:count])
-        runs = [
-            self._new_run(request_id, due.start + part.start, hashes[part.start : part.stop], block_ids, part)
-            for part in self._unknown_parts(hashes)
-        ]
-        self._known.add(hashes)
-        self.counters["saves_asked"] += sum(run.chunk_count for run in runs)
-        return runs
+    def take(self, request_id: str, considered: range, chunks: Sequence[SaveChunk]) -> SaveRun | None:
+        """The run to ask places for, if any of ``chunks`` is worth asking about: those that the engine has, of the
+        indexes ``considered``, the first of which are all that were due. The others will not be considered again."""
+        if not considered:
+            return None
+        assert considered.start == self._next_chunk.get(request_id, 0), (request_id, considered)
+        self._next_chunk[request_id] = considered.stop
+        names = [chunk.name for chunk in chunks]
+        if self._known.has_any(names):
+            chunks = [chunk for chunk, name in zip(chunks, names, strict=True) if name not in self._known]
+        self._known.add(names)
+        self.counters["saves_asked"] += len(chunks)
+        return self._new_run(request_id, tuple(chunks)) if chunks else None
 
     def forget_request(self, request_id: str) -> None:
         """Finished; its pending saves go on, since their blocks are pinned."""
@@ -148,7 +175,8 @@ class Saves:
         self.counters["saves_dropped_queue_full"] += max(0, complete - considered)
 
     def reserved(self, run_id: int, outcomes: Mapping[ReserveOutcome, int], no_space: Sequence[int]) -> SaveRun | None:
-        """The service answered for a run; ``no_space``: which of its chunks found none, counted from 0.
+        """The service answered for a run; ``no_space``: which of its chunks found none, or would have become visible
+        only together with one that found none, counted from 0.
 
         Returns the run when it has ended (nothing was granted): unpin its blocks. None: hand it to the worker.
         """
@@ -157,7 +185,7 @@ class Saves:
         for outcome, count in outcomes.items():
             self.counters[f"reserve_{outcome.value}"] += count
         self._forget(run, no_space)
-        self._not_on_the_way(run, [run.chunk_hashes[i] for i in no_space])
+        self._not_on_the_way(run, [run.chunks[i].name for i in no_space])
         granted = outcomes.get(ReserveOutcome.GRANTED, 0)
         if granted == 0:
             return self._end(run)
@@ -179,24 +207,24 @@ class Saves:
         self.counters["saves_failed"] += len(failed)
         return self._end(run)
 
-    def repeat(self, run: SaveRun, indexes: Sequence[int]) -> list[SaveRun]:
-        """Chunks (from 0) of a run that has ended, to be written to other places: ask for those. Their blocks stay."""
+    def repeat(self, run: SaveRun, numbers: Sequence[int]) -> SaveRun:
+        """Chunks ``numbers`` (from 0) of a run that has ended, to be written to other places: ask for those. Their
+        blocks stay."""
         assert run.run_id not in self._runs
-        self.counters["saves_repeated"] += len(indexes)
-        self._known.add([run.chunk_hashes[i] for i in indexes])
-        repeats = []
-        for part in _stretches(indexes):
-            hashes = run.chunk_hashes[part.start : part.stop]
-            repeats.append(self._new_run(run.request_id, run.first_chunk + part.start, hashes, run.block_ids, part))
-        return repeats
+        self.counters["saves_repeated"] += len(numbers)
+        chunks = tuple(run.chunks[i] for i in numbers)
+        self._known.add([chunk.name for chunk in chunks])
+        return self._new_run(run.request_id, chunks)
 
     def run(self, run_id: int) -> SaveRun:
         """A run that has not ended."""
         return self._runs[run_id]
 
     def not_stored(self, chunk_hashes: Sequence[bytes]) -> None:
-        """The service does not have these chunks (any more): they are worth saving again, unless on their way."""
-        self._known.remove(set(chunk_hashes) - self._run_of.keys())
+        """The service does not have these chunks (any more), in one group or another: they are worth saving again,
+        unless on their way."""
+        names = {chunk_name(group, chunk_hash) for group in range(self._group_count) for chunk_hash in chunk_hashes}
+        self._known.remove(names - self._run_of.keys())
 
     def save_again_from(self, request_id: str, chunk: int) -> None:
         """A load failed from this chunk on: what is recomputed is worth saving."""
@@ -208,52 +236,28 @@ class Saves:
 
     # ---- inside --------------------------------------------------------------------------------------------------
 
-    def _unknown_parts(self, hashes: tuple[bytes, ...]) -> list[range]:
-        """Stretches of chunks that must be asked about."""
-        if not self._known.has_any(hashes):
-            return [range(len(hashes))]
-        parts = []
-        for is_known, group in groupby(range(len(hashes)), key=lambda i: hashes[i] in self._known):
-            if not is_known:
-                indexes = list(group)
-                parts.append(range(indexes[0], indexes[-1] + 1))
-        return parts
-
-    def _new_run(
-        self, request_id: str, first_chunk: int, hashes: tuple[bytes, ...], block_ids: Sequence[int], part: range
-    ) -> SaveRun:
+    def _new_run(self, request_id: str, chunks: tuple[SaveChunk, ...]) -> SaveRun:
         self._next_id += 1
-        per_chunk = self._blocks_per_chunk
-        blocks = tuple(block_ids[part.start * per_chunk : part.stop * per_chunk])
-        run = SaveRun(self._next_id, request_id, first_chunk, hashes, blocks)
+        run = SaveRun(self._next_id, request_id, chunks)
         self._runs[run.run_id] = run
-        self._run_of.update(dict.fromkeys(hashes, run.run_id))
+        self._run_of.update(dict.fromkeys(run.names, run.run_id))
         self._pending_count += run.chunk_count
+        self._pending_blocks += run.block_count
         return run
 
     def _forget(self, run: SaveRun, indexes: Sequence[int]) -> None:
         if indexes:
-            self._known.remove([run.chunk_hashes[i] for i in indexes])
+            self._known.remove([run.chunks[i].name for i in indexes])
 
-    def _not_on_the_way(self, run: SaveRun, chunk_hashes: Sequence[bytes]) -> None:
+    def _not_on_the_way(self, run: SaveRun, names: Sequence[bytes]) -> None:
         """Not with this run; another one may have taken some of them up since it got no space for them."""
-        for chunk_hash in chunk_hashes:
-            if self._run_of.get(chunk_hash) == run.run_id:
-                del self._run_of[chunk_hash]
+        for name in names:
+            if self._run_of.get(name) == run.run_id:
+                del self._run_of[name]
 
     def _end(self, run: SaveRun) -> SaveRun:
         del self._runs[run.run_id]
-        self._not_on_the_way(run, run.chunk_hashes)
+        self._not_on_the_way(run, run.names)
         self._pending_count -= run.chunk_count
+        self._pending_blocks -= run.block_count
         return run
-
-
-def _stretches(indexes: Sequence[int]) -> list[range]:
-    """Consecutive ones together."""
-    parts: list[range] = []
-    for index in sorted(indexes):
-        if parts and parts[-1].stop == index:
-            parts[-1] = range(parts[-1].start, index + 1)
-        else:
-            parts.append(range(index, index + 1))
-    return parts

@@ -12,18 +12,20 @@ import hashlib
 import importlib
 import json
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from meshfusion.host.kv.canonical import canonical_json, normalised_hf_config
+from meshfusion.host.kv.chunk_form import ChunkForm
 from meshfusion.host.kv.group_layout import GroupLayout
 from meshfusion.host.kv.layout import layer_specs, page_order
+from meshfusion.host.kv.resume import GroupPlan, StateAtBoundary
 from meshfusion.jbof.errors import UnsupportedError
 
-IDENTITY_SCHEMA = 1
+IDENTITY_SCHEMA = 2  # 2: several KV groups
 ENGINE_KIND = "vllm"
 
 # Distance between pages, not content.
@@ -65,10 +67,10 @@ def build_identity(
     vllm_config: Any,
     kv_cache_config: Any,
     kv_caches: Mapping[str, torch.Tensor],
-    layout: GroupLayout,
+    layouts: Sequence[GroupLayout],
     weights: str,
     *,
-    blocks_per_chunk: int,
+    form: ChunkForm,
     processor: str = "",
     engine_version: str | None = None,
 ) -> Identity:
@@ -78,7 +80,7 @@ def build_identity(
     """
     version = minor_version(engine_version or installed_engine_version())
     try:
-        facts = _facts(vllm_config, kv_cache_config, kv_caches, layout, blocks_per_chunk)
+        facts = _facts(vllm_config, kv_cache_config, kv_caches, layouts, form)
     except AttributeError as error:
         raise UnsupportedError(
             f"identity: vLLM {version} lacks something that the identity needs: {error}",
@@ -101,13 +103,12 @@ def _facts(
     vllm_config: Any,
     kv_cache_config: Any,
     kv_caches: Mapping[str, torch.Tensor],
-    layout: GroupLayout,
-    blocks_per_chunk: int,
+    layouts: Sequence[GroupLayout],
+    form: ChunkForm,
 ) -> dict[str, object]:
     model, cache = vllm_config.model_config, vllm_config.cache_config
     attention_layers = vllm_config.compilation_config.static_forward_context
     hf_config = normalised_hf_config(model.hf_config.to_dict())
-    specs = layer_specs(kv_cache_config.kv_cache_groups[layout.group])
     return {
         "model": {
             "architecture": model.architecture,
@@ -129,14 +130,31 @@ def _facts(
         "kv": {
             "cache_dtype": cache.cache_dtype,
             "dtype_skip_layers": cache.kv_cache_dtype_skip_layers,
-            "block_tokens": layout.block_tokens,
-            "blocks_per_chunk": blocks_per_chunk,
-            "unit_bytes": layout.unit_bytes,
-            "layers": [
-                _layer_facts(name, specs[name], kv_caches[name], layout, attention_layers)
-                for name in layout.layer_names
+            "chunk_tokens": form.chunk_tokens,
+            "groups": [
+                _group_facts(kv_cache_config.kv_cache_groups[layout.group], kv_caches, layout, plan, attention_layers)
+                for layout, plan in zip(layouts, form.plans, strict=True)
             ],
         },
+    }
+
+
+def _group_facts(
+    group: Any,
+    kv_caches: Mapping[str, torch.Tensor],
+    layout: GroupLayout,
+    plan: GroupPlan,
+    attention_layers: Mapping[str, Any],
+) -> dict[str, object]:
+    specs = layer_specs(group)
+    return {
+        "resumes_with": {"rule": type(plan.rule).__name__, **dataclasses.asdict(plan.rule)},
+        "block_tokens": layout.block_tokens,
+        "unit_bytes": layout.unit_bytes,
+        "layers": [
+            _layer_facts(name, specs[name], kv_caches[name], layout, plan, attention_layers)
+            for name in layout.layer_names
+        ],
     }
 
 
@@ -242,6 +260,7 @@ def _layer_facts(
     spec: Any,
     view: torch.Tensor,
     layout: GroupLayout,
+    plan: GroupPlan,
     attention_layers: Mapping[str, Any],
 ) -> dict[str, object]:
     if name not in attention_layers:
@@ -267,6 +286,8 @@ def _layer_facts(
             "kernel_blocks_per_block": view.shape[0] // layout.block_count,
         },
     }
+    if isinstance(plan.rule, StateAtBoundary):
+        return facts  # states are kept as computed: no packing for an instruction set, no quantisation
     if view.device.type == "cpu":
         # Each instruction set packs keys its own way inside a page.
         facts["isa"] = _required(layer, "isa", name)

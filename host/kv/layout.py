@@ -12,7 +12,7 @@ have must agree, otherwise :class:`~meshfusion.jbof.errors.UnsupportedError`.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -55,25 +55,33 @@ def layer_specs(group: Any) -> dict[str, Any]:
     return {name: per_layer[name] for name in group.layer_names}
 
 
-def derive_layout(kv_cache_config: Any, kv_caches: Mapping[str, torch.Tensor], *, group_id: int = 0) -> GroupLayout:
-    """The layout of a single-group engine, from its ``KVCacheConfig`` and its registered tensors.
+def derive_layouts(kv_cache_config: Any, kv_caches: Mapping[str, torch.Tensor]) -> tuple[GroupLayout, ...]:
+    """The layouts of all KV groups of an engine, from its ``KVCacheConfig`` and its registered tensors.
 
-    Raises :class:`UnsupportedError` when a page is not one contiguous run, when configuration and tensors
-    disagree, or when pages overlap.
+    Groups overlay each other: a block belongs to one of them at a time (vLLM 0.32, v1/kv_cache_interface.py,
+    ``KVCacheTensor``). Raises :class:`UnsupportedError` when a page is not one contiguous run, when configuration and
+    tensors disagree, or when pages of a group overlap.
     """
-    groups = kv_cache_config.kv_cache_groups
-    if len(groups) != 1:
-        raise _refuse(f"the engine has {len(groups)} KV groups; exactly one is served")
-    group, block_count = groups[group_id], int(kv_cache_config.num_blocks)
-    specs = layer_specs(group)
+    specs = [layer_specs(group) for group in kv_cache_config.kv_cache_groups]
     _check_names(specs, kv_caches)
     placements = _placements(kv_cache_config)
+    block_count = int(kv_cache_config.num_blocks)
+    return tuple(_group_layout(i, layers, placements, kv_caches, block_count) for i, layers in enumerate(specs))
+
+
+def _group_layout(
+    group_id: int,
+    specs: Mapping[str, Any],
+    placements: Mapping[str, _Placement],
+    kv_caches: Mapping[str, torch.Tensor],
+    block_count: int,
+) -> GroupLayout:
     storage = _single_storage(kv_caches)
     runs: list[_Run] = []
     for name, spec in specs.items():
         if name not in placements:
             raise _refuse(f"layer {name!r} has no KVCacheTensor")
-        page = int(spec.unpadded_page_size_bytes)
+        page = _real_page_bytes(name, spec)
         _check_view(name, kv_caches[name], placements[name], page, block_count, storage)
         runs.append(_Run(placements[name].offset, placements[name].block_stride, page))
     _check_disjoint(list(specs), runs, block_count, storage.nbytes())
@@ -124,15 +132,28 @@ def _refuse(message: str) -> UnsupportedError:
     return UnsupportedError(f"KV layout: {message}", next_step=_REPORT)
 
 
-def _check_names(specs: Mapping[str, Any], kv_caches: Mapping[str, torch.Tensor]) -> None:
-    if not specs:
-        raise _refuse("the KV group has no layers")
-    missing = [name for name in specs if name not in kv_caches]
+def _real_page_bytes(name: str, spec: Any) -> int:
+    """Without the padding that makes pages of several groups equal. Attention and states each have a name for it."""
+    for attribute in ("unpadded_page_size_bytes", "real_page_size_bytes"):
+        size_bytes = getattr(spec, attribute, None)
+        if size_bytes is not None:
+            return int(size_bytes)
+    raise _refuse(f"layer {name!r}: {type(spec).__name__} does not say how many bytes its page has without padding")
+
+
+def _check_names(groups: Sequence[Mapping[str, Any]], kv_caches: Mapping[str, torch.Tensor]) -> None:
+    if not groups or not all(groups):
+        raise _refuse("a KV group has no layers")
+    names = [name for specs in groups for name in specs]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise _refuse(f"layers in several KV groups: {twice}")
+    missing = [name for name in names if name not in kv_caches]
     if missing:
         raise _refuse(f"the engine registered no tensor for layers {missing}")
-    extra = [name for name in kv_caches if name not in specs]
+    extra = [name for name in kv_caches if name not in names]
     if extra:
-        raise _refuse(f"tensors of layers outside the KV group (cross-layer KV sharing?): {extra}")
+        raise _refuse(f"tensors of layers outside all KV groups (cross-layer KV sharing?): {extra}")
     odd = [name for name, view in kv_caches.items() if not isinstance(view, torch.Tensor)]
     if odd:
         raise _refuse(f"not one tensor per layer: {odd}")

@@ -87,10 +87,27 @@ class GroupPlan:
         """Are its blocks states, each of which exists only where the engine says that it kept one?"""
         return isinstance(self.rule, StateAtBoundary)
 
+    @property
+    def kept_blocks_max(self) -> int:
+        """No chunk has more blocks that are stored."""
+        per_chunk = self.chunk_tokens // self.block_tokens
+        match self.rule:
+            case LastWindow(window_tokens):
+                return min(per_chunk, -(-(window_tokens - 1) // self.block_tokens))
+            case StateAtBoundary():
+                return 1
+            case _:
+                return per_chunk
+
     def needed_blocks(self, boundary: int) -> range:
         """The blocks that must be there to resume at ``boundary``."""
-        tokens = boundary * self.chunk_tokens
-        return range(self.rule.first_token(tokens) // self.block_tokens, tokens // self.block_tokens)
+        return self.needed_blocks_at(boundary * self.chunk_tokens)
+
+    def needed_blocks_at(self, boundary_tokens: int) -> range:
+        """Likewise at a boundary of blocks."""
+        assert boundary_tokens % self.block_tokens == 0, (boundary_tokens, self.block_tokens)
+        first = self.rule.first_token(boundary_tokens) // self.block_tokens
+        return range(first, boundary_tokens // self.block_tokens)
 
     def first_needed_chunk(self, boundary: int) -> int:
         """Chunks from this one up to ``boundary`` must be there; ``boundary`` itself when none must."""

@@ -16,28 +16,34 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 
 from meshfusion.dpu.api.types import Access, Attachment
+from meshfusion.host.kv.chunk_form import ChunkForm
 from meshfusion.host.connector.path_gate import PathState
 from meshfusion.host.path.load_job import UnitFailure
 from meshfusion.host.pool_events import GrantedRun
 
 
 class LoadOrder(NamedTuple):
-    """Load units for a request, a column entry for each; abandon it after ``abandon_after_s``."""
+    """Load units for a request: ``unit_counts`` says how many of each KV group, in order; the other columns have an
+    entry for each unit. Abandon it after ``abandon_after_s``. ``refusal``: why it must fail at once instead."""
 
     request_id: str
+    unit_counts: tuple[int, ...]
     lbas: tuple[int, ...]
     block_ids: tuple[int, ...]
     digests: tuple[bytes, ...]
     abandon_after_s: float
+    refusal: str = ""
 
 
 class SaveOrder(NamedTuple):
-    """Write the granted chunks of a run, whose first chunk (granted or not) is at ``position_tokens``; ``block_ids``
-    are those of all its chunks in order. Only valid while the worker holds the liveness of ``granted.holder_id``."""
+    """Write the granted chunks of a run. The columns have an entry for each of them: its KV group, its number in that
+    group from the start of the request, and the device blocks that hold what is stored of it. Only valid while the
+    worker holds the liveness of ``granted.holder_id``."""
 
     run_id: int
-    position_tokens: int
-    block_ids: tuple[int, ...]
+    groups: tuple[int, ...]
+    indexes: tuple[int, ...]
+    block_ids: tuple[tuple[int, ...], ...]
     granted: GrantedRun
 
 
@@ -62,10 +68,18 @@ class StepOrders(KVConnectorMetadata):
 
 
 class LoadReport(NamedTuple):
+    """``refusal``: as in the order."""
+
     request_id: str
     load_bytes: int
     seconds: float
     failures: tuple[UnitFailure, ...]
+    refusal: str = ""
+
+    @property
+    def is_whole(self) -> bool:
+        """Has everything come that was to come?"""
+        return not self.failures and not self.refusal
 
 
 @dataclass
@@ -89,11 +103,9 @@ class WorkerFacts(KVConnectorHandshakeMetadata):
 
     identity: bytes
     identity_json: str
-    unit_bytes: int
-    block_tokens: int
+    form: ChunkForm
     hash_block_tokens: int
     block_count: int
-    blocks_per_chunk: int
     access: str = Access.LOCAL.value
     selftest_bytes: int = 0
     extra: dict[str, str] = field(default_factory=dict)

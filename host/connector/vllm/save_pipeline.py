@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from meshfusion.host.connector.saves import SaveOptions, SaveRun, Saves
+from meshfusion.host.connector.saves import SaveChunk, SaveOptions, SaveRun, Saves
 from meshfusion.host.connector.vllm.chunking import Chunking
 from meshfusion.host.connector.vllm.messages import RunWritten, SaveOrder, WorkerFacts
+from meshfusion.host.kv.resume import GroupPlan
 from meshfusion.host.pool_client import PoolClient
-from meshfusion.host.pool_events import GrantedRun, Reserved, ReserveWish
+from meshfusion.host.pool_events import ALONE, GrantedRun, Reserved, ReserveWish
 
 logger = logging.getLogger("meshfusion.saves")
 
 REPEAT_PATIENCE_S: Final = 10.0
+
+Snapshots = Mapping[tuple[int, int], int]
+"""States that the engine keeps of a request: KV group and boundary in tokens -> device block."""
 
 
 class SavePipeline:
@@ -27,15 +32,9 @@ class SavePipeline:
     ) -> None:
         self._client = client
         self._chunking = chunking
+        self._form = facts.form
         self._manager = kv_cache_manager
-        self._chunk_bytes = facts.unit_bytes * facts.blocks_per_chunk
-        self.saves = Saves(
-            SaveOptions(queue_bytes=queue_bytes),
-            block_tokens=facts.block_tokens,
-            blocks_per_chunk=facts.blocks_per_chunk,
-            unit_bytes=facts.unit_bytes,
-            block_count=facts.block_count,
-        )
+        self.saves = Saves(SaveOptions(queue_bytes, facts.block_count), facts.form)
         self._pinned: dict[int, list[Any]] = {}
         self._granted: dict[int, GrantedRun] = {}
         self._orders: list[SaveOrder] = []
@@ -48,20 +47,49 @@ class SavePipeline:
         """Runs whose blocks are pinned."""
         return len(self._pinned)
 
-    def plan(self, request: Any, computed_tokens: int, identity: bytes) -> list[ReserveWish]:
-        """The step now scheduled brings ``request`` to ``computed_tokens``: which chunks to ask places for."""
+    def plan(self, request: Any, computed_tokens: int, snapshots: Snapshots, identity: bytes) -> list[ReserveWish]:
+        """The step now scheduled brings ``request`` to ``computed_tokens`` and leaves ``snapshots``: what to ask places
+        for, one wish or none."""
         due = self.saves.due_chunks(request.request_id, computed_tokens)
         if not due:
             return []
-        per_chunk = self._chunking.blocks_per_chunk
-        blocks = self._manager.get_blocks(request.request_id).blocks[0][due.start * per_chunk : due.stop * per_chunk]
+        tables = self._manager.get_blocks(request.request_id).blocks
         hashes = self._chunking.chunk_hashes(request, due.start, due.stop)
-        runs = self.saves.take(request.request_id, due, hashes, [block.block_id for block in blocks])
-        for run in runs:
-            first = (run.first_chunk - due.start) * per_chunk
-            pinned = self._pinned[run.run_id] = blocks[first : first + len(run.block_ids)]
-            self._manager.block_pool.touch(pinned)
-        return [self._wish(run, request, identity) for run in runs]
+        considered = self._considered(due, len(hashes), tables)
+        chunks: list[SaveChunk] = []
+        blocks: dict[tuple[int, int], list[Any]] = {}
+        for index, chunk_hash in zip(considered, hashes, strict=False):
+            for plan in self._form.plans:
+                found = self._blocks_of(plan, index, tables[plan.group], snapshots)
+                if found:
+                    blocks[plan.group, index] = found
+                    chunks.append(SaveChunk(plan.group, index, chunk_hash, tuple(b.block_id for b in found)))
+        run = self.saves.take(request.request_id, considered, chunks)
+        if run is None:
+            return []
+        self._pin(run, [block for chunk in run.chunks for block in blocks[chunk.group, chunk.index]])
+        return [self._wish(run, request, identity)]
+
+    def _considered(self, due: range, hash_count: int, tables: Sequence[Sequence[Any]]) -> range:
+        """As much of ``due`` as is hashed and in the engine's tables."""
+        stop = due.start + hash_count
+        for plan in self._form.plans:
+            if not plan.is_snapshot:
+                stop = min(stop, len(tables[plan.group]) * plan.block_tokens // plan.chunk_tokens)
+        return range(due.start, max(due.start, min(due.stop, stop)))
+
+    def _blocks_of(self, plan: GroupPlan, index: int, table: Sequence[Any], snapshots: Snapshots) -> list[Any]:
+        """The engine's blocks with what is stored of a chunk; none when it does not have all of them (any more)."""
+        if plan.is_snapshot:
+            block_id = snapshots.get((plan.group, (index + 1) * plan.chunk_tokens))
+            return [] if block_id is None else [self._manager.block_pool.blocks[block_id]]
+        kept = plan.kept_blocks(index)
+        blocks = list(table[kept.start : kept.stop])
+        return [] if any(block.is_null for block in blocks) else blocks
+
+    def _pin(self, run: SaveRun, blocks: list[Any]) -> None:
+        self._pinned[run.run_id] = blocks
+        self._manager.block_pool.touch(blocks)
 
     def reserved(self, event: Reserved) -> None:
         """The service answered: what got places goes to the worker, a run that got none is unpinned."""
@@ -73,8 +101,16 @@ class SavePipeline:
             return
         assert event.granted is not None, event
         self._granted[event.run_id] = event.granted
-        position_tokens = run.first_chunk * self._chunking.chunk_tokens
-        self._orders.append(SaveOrder(run.run_id, position_tokens, run.block_ids, event.granted))
+        granted = [run.chunks[i] for i in event.granted.indexes]
+        self._orders.append(
+            SaveOrder(
+                run.run_id,
+                tuple(chunk.group for chunk in granted),
+                tuple(chunk.index for chunk in granted),
+                tuple(chunk.block_ids for chunk in granted),
+                event.granted,
+            )
+        )
 
     def refused(self, run_id: int) -> None:
         """The service could not be asked."""
@@ -94,10 +130,11 @@ class SavePipeline:
         for result in results:
             granted = self._granted.pop(result.run_id)
             assert len(result.unit_digests) == len(granted.indexes), (result.run_id, granted.indexes)
-            failed = [i for i, digests in zip(granted.indexes, result.unit_digests, strict=True) if digests is None]
+            unit_digests = whole_bundles(granted.bundles, result.unit_digests)
+            failed = [i for i, digests in zip(granted.indexes, unit_digests, strict=True) if digests is None]
             if failed:
                 logger.warning("%d chunk(s) were not saved: %s", len(failed), result.reason)
-            self.counters["saved_bytes"] += self._chunk_bytes * (len(granted.indexes) - len(failed))
+            self._count_saved(self.saves.run(result.run_id), granted, unit_digests)
             self.counters["saves_in_doubt"] += len(result.in_doubt)
             ended = self.saves.written(result.run_id, failed)
             if result.in_doubt and result.run_id not in self._repeated:
@@ -105,7 +142,7 @@ class SavePipeline:
             else:
                 self._repeated.discard(result.run_id)
                 self._unpin(ended)
-            self._client.settle(granted, result.unit_digests, result.in_doubt)
+            self._client.settle(granted, unit_digests, result.in_doubt)
             if result.in_doubt:
                 logger.warning(
                     "writes of %s are in doubt: going on as another, so that it is fenced", granted.holder_id
@@ -125,35 +162,34 @@ class SavePipeline:
         for wish in late:
             self.refused(wish.run_id)
 
+    def _count_saved(self, run: SaveRun, granted: GrantedRun, unit_digests: Sequence[tuple[bytes, ...] | None]) -> None:
+        for i, digests in zip(granted.indexes, unit_digests, strict=True):
+            if digests is not None:
+                self.counters["saved_bytes"] += self._form.unit_bytes[run.chunks[i].group] * len(digests)
+
     def _repeat(self, now_s: float, run: SaveRun, granted: GrantedRun, in_doubt: tuple[int, ...]) -> None:
-        per_chunk = self._chunking.blocks_per_chunk
-        blocks = self._pinned.pop(run.run_id)
-        keys = {granted.indexes[i]: granted.keys[i] for i in in_doubt}
-        kept: set[int] = set()
-        for repeat in self.saves.repeat(run, sorted(keys)):
-            first = repeat.first_chunk - run.first_chunk
-            own = range(first * per_chunk, (first + repeat.chunk_count) * per_chunk)
-            self._pinned[repeat.run_id] = [blocks[i] for i in own]
-            kept.update(own)
-            self._repeated.add(repeat.run_id)
-            position_tokens = repeat.first_chunk * self._chunking.chunk_tokens
-            its_keys = tuple(keys[first + i] for i in range(repeat.chunk_count))
-            wish = ReserveWish(
-                repeat.run_id, granted.identity, position_tokens, repeat.chunk_count, keys_of=partial(tuple, its_keys)
-            )
-            self._repeats.append(_Repeat(now_s + REPEAT_PATIENCE_S, granted.holder_id, wish))
-        self._manager.block_pool.free_blocks([b for i, b in reversed(list(enumerate(blocks))) if i not in kept])
+        """Those in doubt, and with them those of their bundles: these were given back."""
+        bundles = {granted.bundles[i] for i in in_doubt} - {ALONE}
+        again = [i for i, bundle in enumerate(granted.bundles) if i in in_doubt or bundle in bundles]
+        repeat = self.saves.repeat(run, [granted.indexes[i] for i in again])
+        numbers = {granted.indexes[i] for i in again}
+        kept: list[Any] = []
+        released: list[Any] = []
+        blocks = iter(self._pinned.pop(run.run_id))
+        for number, chunk in enumerate(run.chunks):
+            (kept if number in numbers else released).extend(next(blocks) for _ in chunk.block_ids)
+        self._pinned[repeat.run_id] = kept
+        self._repeated.add(repeat.run_id)
+        keys_of = partial(tuple, [granted.keys[i] for i in again])
+        wish = ReserveWish(repeat.run_id, granted.identity, *_columns(repeat), keys_of=keys_of)
+        self._repeats.append(_Repeat(now_s + REPEAT_PATIENCE_S, granted.holder_id, wish))
+        self._manager.block_pool.free_blocks(reversed(released))
 
     def _wish(self, run: SaveRun, request: Any, identity: bytes) -> ReserveWish:
-        position_tokens = run.first_chunk * self._chunking.chunk_tokens
-        keys_of = self._chunking.key_maker(request, identity)
-        return ReserveWish(
-            run_id=run.run_id,
-            identity=identity,
-            position_tokens=position_tokens,
-            chunk_count=run.chunk_count,
-            keys_of=lambda: keys_of(position_tokens, run.chunk_hashes),
-        )
+        keys = self._chunking.keys(request, identity)
+        groups, indexes = _columns(run)
+        hashes = [chunk.chunk_hash for chunk in run.chunks]
+        return ReserveWish(run.run_id, identity, groups, indexes, keys_of=lambda: keys.of(groups, indexes, hashes))
 
     def _unpin(self, run: SaveRun) -> None:
         """Give the blocks back, the last of a prompt first: its first ones are worth keeping longest."""
@@ -166,3 +202,16 @@ class _Repeat(NamedTuple):
     until_s: float
     doubted_holder_id: str
     wish: ReserveWish
+
+
+def _columns(run: SaveRun) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Which chunks they are: groups and indexes."""
+    return tuple(chunk.group for chunk in run.chunks), tuple(chunk.index for chunk in run.chunks)
+
+
+def whole_bundles(
+    bundles: Sequence[int], unit_digests: Sequence[tuple[bytes, ...] | None]
+) -> tuple[tuple[bytes, ...] | None, ...]:
+    """None for every chunk that is None, or whose bundle has one that is: visible together, or not at all (rule 1)."""
+    broken = {bundle for bundle, digests in zip(bundles, unit_digests, strict=True) if digests is None} - {ALONE}
+    return tuple(None if bundle in broken else digests for bundle, digests in zip(bundles, unit_digests, strict=True))

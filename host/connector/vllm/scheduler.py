@@ -10,17 +10,16 @@ import logging
 import time
 import uuid
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from meshfusion.host.connector.config import ConnectorConfig
-from meshfusion.host.connector.estimate import EstimateOptions, LoadEstimate
 from meshfusion.host.connector.lookups import Effect, LookupOptions, Lookups, ReleaseLease, StartLoad, StartMatch
 from meshfusion.host.connector.path_gate import Gate, PathGate
-from meshfusion.host.connector.read_failures import ReadFailures
 from meshfusion.host.connector.vllm.chunking import Chunking
-from meshfusion.host.connector.vllm.messages import LoadOrder, LoadReport, StepOrders, StepReport, WorkerFacts
+from meshfusion.host.connector.vllm.load_pipeline import LoadPipeline
+from meshfusion.host.connector.vllm.messages import LoadReport, StepOrders, StepReport, WorkerFacts
 from meshfusion.host.connector.vllm.save_pipeline import SavePipeline
-from meshfusion.host.path.load_job import UnitFailure
 from meshfusion.host.pool_client import PoolClient
 from meshfusion.host.pool_events import (
     Attached,
@@ -53,35 +52,20 @@ class SchedulerSide:
         facts: WorkerFacts,
         *,
         kv_cache_manager: Any,
-        hashes_per_block: int,
         lora_dtype: str = "",
     ) -> None:
         self._client = client
         self._config = config
-        self._facts = facts
         self._identity = facts.identity
-        self._chunking = Chunking(
-            block_tokens=facts.block_tokens,
-            blocks_per_chunk=facts.blocks_per_chunk,
-            hashes_per_block=hashes_per_block,
-            lora_dtype=lora_dtype,
-        )
+        self._chunking = Chunking(facts.form, hash_tokens=facts.hash_block_tokens, lora_dtype=lora_dtype)
         self._lookup_options = LookupOptions(deadline_s=config.lookup_deadline_ms / 1000)
-        self._lookups = Lookups(
-            self._lookup_options,
-            block_tokens=facts.block_tokens,
-            blocks_per_chunk=facts.blocks_per_chunk,
-            unit_bytes=facts.unit_bytes,
-        )
+        self._lookups = Lookups(self._lookup_options, facts.form)
         self._pipeline = SavePipeline(client, facts, self._chunking, kv_cache_manager, queue_bytes=config.save_queue)
         self._saves = self._pipeline.saves
-        self._estimate = LoadEstimate(EstimateOptions())
+        self._loads = LoadPipeline(client, facts.form)
         self._gate = PathGate()
         self._requests: dict[str, Any] = {}
         self._never_save: set[str] = set()  # requests that began before a reset: their KV may mix old and new
-        self._loads: dict[str, StartLoad] = {}
-        self._load_orders: list[LoadOrder] = []
-        self._read_failures = ReadFailures()
         self._unanswered_lookups = 0
         self._step_started_s: float | None = None
         self._step_tokens = 0
@@ -110,7 +94,8 @@ class SchedulerSide:
             self._carry_out(effects)
         return tokens
 
-    def allocated(self, request: Any, block_ids: list[int], external_tokens: int) -> None:
+    def allocated(self, request: Any, block_ids: Sequence[Sequence[int]], external_tokens: int) -> None:
+        """``block_ids``: for each KV group those of the whole request."""
         request_id = request.request_id
         self._saves.start_at(request_id, self._lookups.matched_chunk_count(request_id))
         self._carry_out(self._lookups.allocated(request_id, external_tokens, block_ids))
@@ -131,18 +116,20 @@ class SchedulerSide:
         self._pipeline.give_up_repeats(time.monotonic())
         attachment = self._client.attachment
         wishes = self._pipeline.take_repeats(attachment.holder_id) if attachment is not None else []
+        snapshots = snapshots_of(scheduler_output)
         for request_id, tokens in scheduler_output.num_scheduled_tokens.items():
             request = self._requests.get(request_id)
             if request is not None and request_id not in self._never_save:
-                wishes += self._pipeline.plan(request, request.num_computed_tokens + tokens, self._identity)
+                computed_tokens = request.num_computed_tokens + tokens
+                kept = snapshots.get(request_id, {})
+                wishes += self._pipeline.plan(request, computed_tokens, kept, self._identity)
         if wishes:
             self._client.reserve(tuple(wishes))
         lease_ids = self._lookups.take_lease_change()
         if lease_ids is not None:
             self._client.set_leases(lease_ids)
-        loads, self._load_orders = tuple(self._load_orders), []
         self._gate.stepped(time.monotonic())
-        return StepOrders(attachment, loads, self._pipeline.take_orders())
+        return StepOrders(attachment, self._loads.take_orders(), self._pipeline.take_orders())
 
     def workers_reported(self, report: StepReport | None, finished_loads: set[str]) -> None:
         """What the workers did in a step. ``finished_loads`` as the engine was told."""
@@ -152,7 +139,7 @@ class SchedulerSide:
             for load in report.loads:
                 self._load_reported(load)
             self._pipeline.written(time.monotonic(), report.written)
-        for request_id in finished_loads & self._loads.keys():  # reported without details: treat as failed
+        for request_id in finished_loads & self._loads.under_way:  # reported without details: treat as failed
             self._end_load(request_id, failed=True)
 
     @property
@@ -182,6 +169,7 @@ class SchedulerSide:
             **{_LOOKUP_NAMES.get(name, name): value for name, value in lookups.items()},
             **{_SAVE_NAMES.get(name, name): value for name, value in saves.items()},
             **self._pipeline.counters,
+            **self._loads.counters,
             **self.counters,
         }
 
@@ -193,7 +181,7 @@ class SchedulerSide:
             "live_leases": len(self._lookups.live_lease_ids()),
             "pinned_saves": self._pipeline.pinned_count,
             "pending_saves": self._saves.pending_count,
-            "loads_under_way": len(self._loads),
+            "loads_under_way": len(self._loads.under_way),
             "unanswered_lookups": self._unanswered_lookups,
         }
 
@@ -237,68 +225,30 @@ class SchedulerSide:
                 case ReleaseLease(lease_id):
                     self._client.release((lease_id,))
                 case StartLoad():
-                    self._start_load(effect)
+                    self._loads.start(effect)
 
     def _start_match(self, request_id: str, attempt: int) -> None:
         request = self._requests[request_id]
-        hashes = self._chunking.chunk_hashes(request)
+        hashes = self._chunking.chunk_hashes(request, 0, self._chunking.form.boundary_max(request.num_tokens))
         deadline_s = time.monotonic() + self._lookup_options.patience_s
-        keys_of = self._chunking.key_maker(request, self._identity)
+        keys = self._chunking.keys(request, self._identity)
         self._unanswered_lookups += 1
-        self._client.match(request_id, attempt, lambda: keys_of(0, hashes), deadline_s)
-
-    def _start_load(self, load: StartLoad) -> None:
-        self._loads[load.request_id] = load
-        abandon_after_s = self._estimate.abandon_after_s(load.load_bytes)
-        self._load_orders.append(LoadOrder(load.request_id, load.lbas, load.block_ids, load.digests, abandon_after_s))
+        self._client.match(request_id, attempt, lambda: keys.asked(hashes), deadline_s)
 
     def _load_reported(self, report: LoadReport) -> None:
-        load = self._loads.get(report.request_id)
-        if load is None:
-            return
-        loaded_blocks = len(load.block_ids) - len(report.failures)
-        self.counters["loaded_bytes"] += self._facts.unit_bytes * loaded_blocks
-        self.counters["load_us"] += round(report.seconds * 1e6)
-        self.counters["loaded_blocks"] += loaded_blocks
-        self.counters["failed_blocks"] += len(report.failures)
-        self._note_failures(load, report.failures)
-        if report.failures:
-            first_chunk = self._chunk_of(load, min(failure.index for failure in report.failures))
-            request = self._requests.get(report.request_id)
-            if request is not None:  # else it was aborted while it was being loaded
-                self._saves.save_again_from(report.request_id, first_chunk)
-                self._saves.not_stored(self._chunking.chunk_hashes(request, first_chunk))
-        else:
-            self._estimate.observe_load(report.load_bytes, report.seconds)
-        self._end_load(report.request_id, failed=bool(report.failures))
-
-    def _note_failures(self, load: StartLoad, failures: tuple[UnitFailure, ...]) -> None:
-        """Wrong bytes: the chunk goes at once. Unreadable ones: only when load after load fails to read them, while
-        others can be read (:class:`ReadFailures`)."""
-        failed: dict[int, UnitFailure] = {}  # by chunk of the request
-        for failure in failures:
-            chunk = self._chunk_of(load, failure.index)
-            if failure.is_mismatch:
-                self.counters["digest_mismatches"] += 1
-            if failure.is_mismatch or chunk not in failed:
-                failed[chunk] = failure
-        keys, extents = load.stored.keys, load.stored.extents
-        chunks = range(self._chunk_of(load, 0), self._chunk_of(load, len(load.block_ids) - 1) + 1)
-        self._read_failures.were_read([keys[chunk] for chunk in chunks if chunk not in failed])
-        for chunk, failure in failed.items():
-            if failure.is_mismatch or self._read_failures.is_lost(keys[chunk]):
-                self._client.drop(keys[chunk], extents[chunk], failure.reason)
-
-    def _chunk_of(self, load: StartLoad, unit: int) -> int:
-        """The chunk of the request that the load's ``unit`` (from 0) belongs to."""
-        return (load.first_block + unit) // self._chunking.blocks_per_chunk
+        first_failed = self._loads.reported(report)
+        request = self._requests.get(report.request_id)
+        if first_failed is not None and request is not None:  # else it was aborted while it was being loaded
+            self._saves.save_again_from(report.request_id, first_failed)
+            self._saves.not_stored(self._chunking.chunk_hashes(request, first_failed))
+        self._end_load(report.request_id, failed=not report.is_whole)
 
     def _end_load(self, request_id: str, *, failed: bool) -> None:
-        self._loads.pop(request_id, None)
+        self._loads.end(request_id)
         self._carry_out(self._lookups.load_finished(request_id, failed=failed))
 
     def _is_load_worth(self, tokens: int, load_bytes: int) -> bool:
-        return self._config.load_always or self._estimate.is_load_worth(tokens, load_bytes)
+        return self._config.load_always or self._loads.estimate.is_load_worth(tokens, load_bytes)
 
     # ---- inside --------------------------------------------------------------------------------------------------
 
@@ -306,5 +256,20 @@ class SchedulerSide:
         """The time from one pass to the next is what the step between them took (an idle engine makes no passes)."""
         now_s = time.monotonic()
         if self._step_started_s is not None:
-            self._estimate.observe_prefill(self._step_tokens, now_s - self._step_started_s)
+            self._loads.estimate.observe_prefill(self._step_tokens, now_s - self._step_started_s)
         self._step_started_s, self._step_tokens = now_s, scheduler_output.total_num_scheduled_tokens
+
+
+def snapshots_of(scheduler_output: Any) -> dict[str, dict[tuple[int, int], int]]:
+    """The states that the engine keeps from this step on, by request: KV group and boundary in tokens -> device block.
+
+    Where a state lies cannot be told from the request's table of blocks, see
+    ``KVCacheManager.take_boundary_state_offloads`` of vLLM 0.32.
+    """
+    block_state = getattr(scheduler_output, "kv_connector_block_state", None)
+    if block_state is None:
+        return {}
+    return {
+        request_id: {(group, boundary_tokens): block_id for group, block_id, boundary_tokens in offers}
+        for request_id, offers in block_state.boundary_state_offloads.items()
+    }

@@ -1,0 +1,47 @@
+"""How one engine's KV is cut into chunks: what both halves of a connector, and the pool client, agree on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from meshfusion.dpu.api.types import ShardSize
+from meshfusion.host.kv.resume import GroupPlan, WholePrefix
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkForm:
+    """``plans``: of all KV groups, group ``i`` in place ``i``; ``unit_bytes``: of a block of each.
+
+    Chunk ``i`` of every group covers the same ``chunk_tokens`` tokens: the end of a chunk is a boundary of all.
+    """
+
+    plans: tuple[GroupPlan, ...]
+    unit_bytes: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        assert self.plans, "an engine without KV groups"
+        assert len(self.plans) == len(self.unit_bytes), (self.plans, self.unit_bytes)
+        assert [plan.group for plan in self.plans] == list(range(len(self.plans))), self.plans
+        assert len({plan.chunk_tokens for plan in self.plans}) == 1, self.plans
+
+    @property
+    def chunk_tokens(self) -> int:
+        return self.plans[0].chunk_tokens
+
+    @property
+    def may_end_with_prompt(self) -> bool:
+        """May a request resume at the very end of its tokens?
+
+        The engine then computes its last token once more, as the one *before* the boundary. Keys and values of whole
+        prefixes are there for it, and it writes the same ones again. A state would take the token in twice, and a
+        window or a local stretch would lack what it sees on its far side: their requests resume earlier.
+        """
+        return all(isinstance(plan.rule, WholePrefix) for plan in self.plans)
+
+    def boundary_max(self, token_count: int) -> int:
+        """The last boundary, in chunks, at which a request of ``token_count`` tokens may resume."""
+        return (token_count if self.may_end_with_prompt else max(0, token_count - 1)) // self.chunk_tokens
+
+    def shard_of(self, group: int, chunk: int) -> ShardSize:
+        """What one rank stores of a chunk; ``unit_count`` is 0 where it stores nothing."""
+        return ShardSize(0, self.unit_bytes[group], len(self.plans[group].kept_blocks(chunk)))
