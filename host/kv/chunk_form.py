@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from meshfusion.dpu.api.types import ShardSize
-from meshfusion.host.kv.resume import GroupPlan, WholePrefix
+from meshfusion.host.kv.group_layout import GroupLayout
+from meshfusion.host.kv.resume import GroupPlan, ResumeRule, StateAtBoundary, WholePrefix
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,3 +48,25 @@ class ChunkForm:
     def shard_of(self, group: int, chunk: int) -> ShardSize:
         """What one rank stores of a chunk; ``unit_count`` is 0 where it stores nothing."""
         return ShardSize(0, self.unit_bytes[group], len(self.plans[group].kept_blocks(chunk)))
+
+
+def form_of(layouts: Sequence[GroupLayout], rules: Sequence[ResumeRule], *, chunk_min_bytes: int) -> ChunkForm:
+    """Chunks of an engine whose KV groups lie as ``layouts`` and resume by ``rules``.
+
+    Chunks are as short as the groups' blocks allow together, but for chunks of whole prefixes that would be smaller than
+    ``chunk_min_bytes``. Where a group has states they stay short: an engine keeps states at few places, and a place in
+    the middle of a chunk could not be resumed at.
+    """
+    step_tokens = math.lcm(*(layout.block_tokens for layout in layouts))
+    steps = 1
+    if not any(isinstance(rule, StateAtBoundary) for rule in rules):
+        whole = [
+            layout for layout, rule in zip(layouts, rules, strict=True) if isinstance(rule, WholePrefix)
+        ] or layouts
+        step_bytes = max(layout.unit_bytes * (step_tokens // layout.block_tokens) for layout in whole)
+        steps = max(1, -(-chunk_min_bytes // step_bytes))
+    plans = tuple(
+        GroupPlan(layout.group, rule, layout.block_tokens, step_tokens * steps)
+        for layout, rule in zip(layouts, rules, strict=True)
+    )
+    return ChunkForm(plans, tuple(layout.unit_bytes for layout in layouts))

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from meshfusion.host.kv.identity import installed_engine_version
 from meshfusion.host.kv.layout import layer_specs
+from meshfusion.host.kv.resume import ResumeRule, WholePrefix
 from meshfusion.host.kv.versions import SUPPORTED_MINORS
 from meshfusion.jbof.errors import UnsupportedError
 
@@ -292,3 +293,8 @@ def _check_shared_layers(findings: _Findings, config: Any) -> None:
     shared = [name for name, layer in layers.items() if getattr(layer, "kv_sharing_target_layer_name", None)]
     if shared:
         findings.refuse(f"layers {shared} use the KV of other layers (cross-layer KV sharing)", _WITHOUT)
+
+
+def served_rules(kv_cache_config: Any) -> tuple[ResumeRule, ...]:
+    """What each KV group needs to resume, in the engine's order. Only of engines that :func:`refusals` lets pass."""
+    return tuple(WholePrefix() for _ in kv_cache_config.kv_cache_groups)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from meshfusion.dpu.api.types import GroupKeys
-from meshfusion.host.kv.chunk_form import ChunkForm
 from meshfusion.host.kv.adapters import AdapterDigests
+from meshfusion.host.kv.chunk_form import ChunkForm
 from meshfusion.host.kv.freshness import process_started_ns
 from meshfusion.host.kv.identity import chunk_key
 from meshfusion.host.kv.resume import WholePrefix

@@ -27,7 +27,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 from vllm.logger import init_logger
 
-from meshfusion.dpu.api.types import Access, ShardSize
+from meshfusion.dpu.api.types import Access
 from meshfusion.host.connector.config import OnUnsupported, parse_connector_config
 from meshfusion.host.connector.vllm.messages import StepOrders, StepReport, WorkerFacts
 from meshfusion.host.connector.vllm.opening import open_service
@@ -153,10 +153,11 @@ class MeshFusionConnector(KVConnectorBase_V1, SupportsHMA):
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         if self._worker is None:
             return KVConnectorTransferResults()
-        return KVConnectorTransferResults(finished_recving=self._worker.finished_loads())
+        finished = self._worker.finished_loads()
+        return KVConnectorTransferResults(finished_recving=finished, failed_recving=self._worker.take_failed_requests())
 
     def get_block_ids_with_load_errors(self) -> set[int]:
-        """One group, so block ids are unique and a failed load costs only the tokens from its first failed block."""
+        """With one KV group, where block ids are unique: a failed load costs the tokens from its first failed block."""
         return self._worker.take_failed_blocks() if self._worker is not None else set()
 
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
@@ -188,8 +189,7 @@ class MeshFusionConnector(KVConnectorBase_V1, SupportsHMA):
             self._service,
             identity=facts.identity,
             engine_version=installed_engine_version(),
-            chunk_tokens=facts.block_tokens * facts.blocks_per_chunk,
-            shard=ShardSize(rank=0, unit_bytes=facts.unit_bytes, unit_count=facts.blocks_per_chunk),
+            form=facts.form,
             access=Access(facts.access),
         )
         attachment = self._client.start()
@@ -198,7 +198,6 @@ class MeshFusionConnector(KVConnectorBase_V1, SupportsHMA):
             self.config,
             facts,
             kv_cache_manager=self._kv_cache_manager,
-            hashes_per_block=facts.block_tokens // facts.hash_block_tokens,
             lora_dtype=str(lora_config.lora_dtype) if lora_config is not None else "",
         )
         logger.info(
@@ -220,7 +219,7 @@ class MeshFusionConnector(KVConnectorBase_V1, SupportsHMA):
     @_timed
     def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
         if self._scheduler is not None:
-            self._scheduler.allocated(request, blocks.get_block_ids()[0], num_external_tokens)
+            self._scheduler.allocated(request, blocks.get_block_ids(), num_external_tokens)
 
     @_timed
     def _build_step(self, scheduler_output: SchedulerOutput) -> StepOrders:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from typing import NamedTuple
 
-from meshfusion.host.kv.chunk_form import ChunkForm
 from meshfusion.host.connector.estimate import EstimateOptions, LoadEstimate
 from meshfusion.host.connector.lookups import StartLoad
 from meshfusion.host.connector.read_failures import ReadFailures
 from meshfusion.host.connector.vllm.messages import LoadOrder, LoadReport
+from meshfusion.host.kv.chunk_form import ChunkForm
 from meshfusion.host.path.load_job import UnitFailure
 from meshfusion.host.pool_client import PoolClient
 

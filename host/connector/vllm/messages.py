@@ -16,8 +16,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 
 from meshfusion.dpu.api.types import Access, Attachment
-from meshfusion.host.kv.chunk_form import ChunkForm
 from meshfusion.host.connector.path_gate import PathState
+from meshfusion.host.kv.chunk_form import ChunkForm
 from meshfusion.host.path.load_job import UnitFailure
 from meshfusion.host.pool_events import GrantedRun
 

@@ -26,11 +26,13 @@ from meshfusion.host.connector.vllm.messages import (
     WorkerFacts,
 )
 from meshfusion.host.connector.vllm.path_slot import PathSlot
+from meshfusion.host.kv.chunk_form import ChunkForm, form_of
 from meshfusion.host.kv.freshness import process_started_ns
 from meshfusion.host.kv.group_layout import GroupLayout
 from meshfusion.host.kv.identity import build_identity, hash_block_tokens
-from meshfusion.host.kv.layout import backing_memory, derive_layout
+from meshfusion.host.kv.layout import backing_memory, derive_layouts
 from meshfusion.host.kv.selftest import run_selftest
+from meshfusion.host.kv.support import served_rules
 from meshfusion.host.kv.weights import FileDigester, processor_fact, weights_fact
 from meshfusion.host.path.cpus import engine_cpus
 from meshfusion.host.path.data_path import DataPath
@@ -74,6 +76,7 @@ class WorkerSide:
         self._reports: list[LoadReport] = []
         self._written: list[RunWritten] = []
         self._failed_blocks: set[int] = set()
+        self._failed_requests: set[str] = set()
 
     # ---- start ---------------------------------------------------------------------------------------------------
 
@@ -81,16 +84,17 @@ class WorkerSide:
         """Derive the layout, prove it, and compute the identity. Raises UnsupportedError at any doubt (rule 6)."""
         check_path(self._wanted)
         memory = backing_memory(kv_caches)
-        layout = derive_layout(self._kv_cache_config, kv_caches)
-        kernels = load_kernels(layout.unit_bytes)
-        report = run_selftest(kv_caches, layout, memory, KernelMover(kernels))
-        self.use(memory, layout, kernels, max(1, -(-self._config.chunk_min_bytes // layout.unit_bytes)))
+        layouts = derive_layouts(self._kv_cache_config, kv_caches)
+        kernels = load_kernels(max(layout.unit_bytes for layout in layouts))
+        reports = [run_selftest(kv_caches, layout, memory, KernelMover(kernels)) for layout in layouts]
+        rules = served_rules(self._kv_cache_config)
+        self.use(memory, layouts, kernels, form_of(layouts, rules, chunk_min_bytes=self._config.chunk_min_bytes))
         model_config, load_config = self._vllm_config.model_config, self._vllm_config.load_config
         identity = build_identity(
             self._vllm_config,
             self._kv_cache_config,
             kv_caches,
-            self._layout,
+            layouts,
             weights_fact(
                 model_config,
                 load_config,
@@ -98,37 +102,39 @@ class WorkerSide:
                 digester=FileDigester(),
                 engine_started_ns=process_started_ns(),
             ),
-            blocks_per_chunk=self._blocks_per_chunk,
+            form=self._form,
             processor=processor_fact(model_config, load_config),
         )
         logger.info(
-            "layout proven on %d blocks; identity %s; %d bytes a block, %d block(s) a chunk",
-            len(report.blocks),
+            "layout proven for %d KV group(s) on %d blocks each; identity %s; %d tokens a chunk; %s",
+            len(layouts),
+            len(reports[0].blocks),
             identity.digest.hex()[:16],
-            self._layout.unit_bytes,
-            self._blocks_per_chunk,
+            self._form.chunk_tokens,
+            ", ".join(
+                f"{type(plan.rule).__name__}: {layout.unit_bytes} bytes a block of {plan.block_tokens} tokens"
+                for plan, layout in zip(self._form.plans, layouts, strict=True)
+            ),
         )
         return WorkerFacts(
             identity=identity.digest,
             identity_json=identity.canonical_json,
-            unit_bytes=self._layout.unit_bytes,
-            block_tokens=self._layout.block_tokens,
+            form=self._form,
             hash_block_tokens=hash_block_tokens(self._vllm_config, self._kv_cache_config),
-            block_count=self._layout.block_count,
-            blocks_per_chunk=self._blocks_per_chunk,
+            block_count=layouts[0].block_count,
             access=access_of(self._wanted).value,
-            selftest_bytes=report.bytes_moved,
+            selftest_bytes=sum(report.bytes_moved for report in reports),
         )
 
-    def use(self, memory: Memory, layout: GroupLayout, kernels: DigestKernels, blocks_per_chunk: int) -> None:
+    def use(self, memory: Memory, layouts: tuple[GroupLayout, ...], kernels: DigestKernels, form: ChunkForm) -> None:
         """From now on this is the engine's KV memory, proven to be laid out like that."""
-        self._layout = layout
-        self._blocks_per_chunk = blocks_per_chunk
+        self._layouts = layouts
+        self._form = form
         opener = PathOpener(
             memory=memory,
-            layout=layout,
+            layouts=layouts,
             kernels=kernels,
-            units_per_shard=blocks_per_chunk,
+            units_per_shard=max(plan.kept_blocks_max for plan in form.plans),
             load_threads=self._config.load_threads,
             direct_io=self._config.direct_io,
             cpus=engine_cpus(),
@@ -163,21 +169,35 @@ class WorkerSide:
                 continue
             del self._jobs[request_id]
             finished.add(request_id)
-            self._reports.append(LoadReport(request_id, result.load_bytes, result.seconds, result.failures))
-            self._failed_blocks.update(order.block_ids[failure.index] for failure in result.failures)
-            if result.failures:
-                first = min(result.failures, key=lambda failure: failure.index)
-                logger.warning(
-                    "%s: %d of %d blocks did not load and are recomputed, the first because: %s",
-                    request_id,
-                    len(result.failures),
-                    len(order.lbas),
-                    first.reason,
-                )
+            report = LoadReport(request_id, result.load_bytes, result.seconds, result.failures, order.refusal)
+            self._reports.append(report)
+            if not report.is_whole:
+                self._load_failed(order, report)
         return finished
+
+    def _load_failed(self, order: LoadOrder, report: LoadReport) -> None:
+        """With one KV group the engine recomputes from the first failed block on. With several it cannot tell blocks
+        apart by their numbers alone, and recomputes all that was to be loaded."""
+        if len(self._layouts) == 1 and not report.refusal:
+            self._failed_blocks.update(order.block_ids[failure.index] for failure in report.failures)
+        else:
+            self._failed_requests.add(order.request_id)
+        first = min(report.failures, key=lambda failure: failure.index, default=None)
+        logger.warning(
+            "%s: %d of %d blocks did not load and are recomputed, the first because: %s",
+            order.request_id,
+            len(report.failures),
+            len(order.lbas),
+            first.reason if first is not None else report.refusal,
+        )
 
     def take_failed_blocks(self) -> set[int]:
         failed, self._failed_blocks = self._failed_blocks, set()
+        return failed
+
+    def take_failed_requests(self) -> set[str]:
+        """Of those whose loads have ended, the ones of which nothing may be used."""
+        failed, self._failed_requests = self._failed_requests, set()
         return failed
 
     def take_report(self) -> StepReport | None:
@@ -244,9 +264,13 @@ class WorkerSide:
         if path is None:
             self._fail_load(order, "no pool attached")
             return
+        if order.refusal:
+            self._jobs[order.request_id] = (order, LoadResult(0, 0.0, ()))
+            return
+        groups = (group for group, count in enumerate(order.unit_counts) for _ in range(count))
         units = [
-            UnitRead(lba, self._layout.unit_bytes, block_id, digest)
-            for lba, block_id, digest in zip(order.lbas, order.block_ids, order.digests, strict=True)
+            UnitRead(group, lba, self._layouts[group].unit_bytes, block_id, digest)
+            for group, lba, block_id, digest in zip(groups, order.lbas, order.block_ids, order.digests, strict=True)
         ]
         self._jobs[order.request_id] = (order, path.load(units, abandon_after_s=abandon_after_s))
 
@@ -288,8 +312,6 @@ class WorkerSide:
             return "another incarnation of this worker is about to take over"
         if order.granted.holder_id != attachment.holder_id:
             return "granted to another incarnation of this worker"
-        block_count = (order.granted.indexes[-1] + 1) * self._blocks_per_chunk
-        assert len(order.block_ids) >= block_count, (len(order.block_ids), block_count)
         return self._hold(attachment)
 
     def _hold(self, attachment: Attachment) -> str:
@@ -312,35 +334,34 @@ class WorkerSide:
         assert self._slot is not None
         assert self._slot.attachment is not None
         pool_uuid = bytes.fromhex(self._slot.attachment.pool_uuid.replace("-", ""))
-        chunk_tokens = self._layout.block_tokens * self._blocks_per_chunk
+        granted = order.granted
+        columns = zip(order.groups, order.indexes, order.block_ids, granted.keys, granted.extents, strict=True)
         writes = []
-        columns = zip(order.granted.indexes, order.granted.keys, order.granted.extents, strict=True)
-        for index, key, extent_fields in columns:
+        for number, (group, index, block_ids, key, extent_fields) in enumerate(columns):
             extent = Extent(*extent_fields)
+            assert len(block_ids) == len(self._form.plans[group].kept_blocks(index)), (group, index, block_ids)
             header = ChunkHeader(
                 pool_uuid=pool_uuid,
-                identity=order.granted.identity,
+                identity=granted.identity,
                 key=key,
                 tenant="default",
-                group=0,
+                group=group,
                 rank=0,
-                position_tokens=order.position_tokens + index * chunk_tokens,
-                token_count=chunk_tokens,
+                position_tokens=index * self._form.chunk_tokens,
+                token_count=self._form.chunk_tokens,
                 segment=extent.segment,
                 generation=extent.generation,
                 lba=extent.lba,
-                unit_bytes=self._layout.unit_bytes,
+                unit_bytes=self._layouts[group].unit_bytes,
                 unit_digests=(),
             )
-            first = index * self._blocks_per_chunk
-            block_ids = order.block_ids[first : first + self._blocks_per_chunk]
-            writes.append(ShardWrite((order.run_id, index), extent, header, block_ids))
+            writes.append(ShardWrite((order.run_id, number), extent, header, block_ids))
         return writes
 
     def _shard_written(self, shard: ShardWritten) -> None:
-        run_id, index = shard.save_id
+        run_id, number = shard.save_id
         run = self._runs[run_id]
-        run.shards[index] = shard
+        run.shards[number] = shard
         if len(run.shards) == len(run.order.granted.indexes):
             del self._runs[run_id]
             self._written.append(run.report())
@@ -348,13 +369,13 @@ class WorkerSide:
 
 @dataclass(slots=True)
 class _RunUnderWay:
-    """A save order being written; ``shards``: what has been, by chunk of the run."""
+    """A save order being written; ``shards``: what has been, by number of the granted chunk."""
 
     order: SaveOrder
     shards: dict[int, ShardWritten] = field(default_factory=dict)
 
     def report(self) -> RunWritten:
-        shards = [self.shards[index] for index in self.order.granted.indexes]
+        shards = [self.shards[number] for number in range(len(self.order.granted.indexes))]
         reason = next((shard.reason for shard in shards if shard.reason), "")
         # Giving such a place back would free space that a late write may still hit (rule 3).
         in_doubt = tuple(i for i, shard in enumerate(shards) if shard.fate is WriteFate.UNKNOWN)

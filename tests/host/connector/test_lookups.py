@@ -9,18 +9,33 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from meshfusion.host.connector.lookups import Effect, LookupOptions, Lookups, ReleaseLease, StartLoad, StartMatch
-from meshfusion.host.pool_events import NOTHING_STORED, StoredPrefix
-from tests.host.support.chunk_records import UNIT_BYTES, make_stored, unit_digest, unit_lba
+from meshfusion.host.connector.lookups import (
+    Effect,
+    LoadPart,
+    LookupOptions,
+    Lookups,
+    ReleaseLease,
+    StartLoad,
+    StartMatch,
+)
+from meshfusion.host.pool_events import NOTHING_STORED, StoredBoundary
+from tests.host.support.chunk_records import UNIT_BYTES, make_stored, one_group, unit_digest, unit_lba
 
 BLOCK = 16
 PER_CHUNK = 4
 CHUNK = BLOCK * PER_CHUNK
+FORM = one_group(block_tokens=BLOCK, blocks_per_chunk=PER_CHUNK)
 OPTIONS = LookupOptions(deadline_s=0.02, soft_lease_max_s=10.0, early_lookups_max=3)
 
 
-def stored(count: int, first_number: int = 0) -> StoredPrefix:
+def stored(count: int, first_number: int = 0) -> StoredBoundary:
     return make_stored(count, block_tokens=BLOCK, blocks_per_chunk=PER_CHUNK, first_number=first_number)
+
+
+def part_of(load: StartLoad) -> LoadPart:
+    (part,) = load.parts
+    assert part.group == 0
+    return part
 
 
 def always(tokens: int, load_bytes: int) -> bool:
@@ -33,7 +48,7 @@ def never(tokens: int, load_bytes: int) -> bool:
 
 @pytest.fixture
 def lookups() -> Lookups:
-    return Lookups(OPTIONS, block_tokens=BLOCK, blocks_per_chunk=PER_CHUNK, unit_bytes=UNIT_BYTES)
+    return Lookups(OPTIONS, FORM)
 
 
 def promise(lookups: Lookups, request_id: str = "a", chunks: int = 2, now_s: float = 0.0, lease: str = "L") -> None:
@@ -45,14 +60,14 @@ def promise(lookups: Lookups, request_id: str = "a", chunks: int = 2, now_s: flo
 def test_a_hit_is_promised_loaded_and_given_back(lookups: Lookups) -> None:
     promise(lookups)
     assert lookups.query(0.001, "a", CHUNK // 2, always) == (2 * CHUNK - CHUNK // 2, [])
-    (load,) = lookups.allocated("a", 2 * CHUNK - CHUNK // 2, [100 + i for i in range(9)])
+    (load,) = lookups.allocated("a", 2 * CHUNK - CHUNK // 2, [[100 + i for i in range(9)]])
     assert isinstance(load, StartLoad)
     # Blocks 2 to 7 of the request: units 2, 3 of chunk 0 and all four of chunk 1.
-    assert load.first_block == 2
-    assert load.block_ids == (102, 103, 104, 105, 106, 107)
+    assert part_of(load).first_block == 2
+    assert part_of(load).block_ids == (102, 103, 104, 105, 106, 107)
     units = [(0, 2), (0, 3), (1, 0), (1, 1), (1, 2), (1, 3)]
-    assert load.lbas == tuple(unit_lba(chunk, unit) for chunk, unit in units)
-    assert load.digests == tuple(unit_digest(chunk, unit) for chunk, unit in units)
+    assert part_of(load).lbas == tuple(unit_lba(chunk, unit) for chunk, unit in units)
+    assert part_of(load).digests == tuple(unit_digest(chunk, unit) for chunk, unit in units)
     assert load.stored == stored(2)
     assert load.load_bytes == 6 * UNIT_BYTES
     assert lookups.live_lease_ids() == ("L",)
@@ -65,10 +80,10 @@ def test_a_hit_is_promised_loaded_and_given_back(lookups: Lookups) -> None:
 def test_trimmed_allocation_loads_only_what_was_taken(lookups: Lookups) -> None:
     promise(lookups)
     lookups.query(0.001, "a", 0, always)
-    (load,) = lookups.allocated("a", 3 * BLOCK, list(range(50, 60)))
+    (load,) = lookups.allocated("a", 3 * BLOCK, [list(range(50, 60))])
     assert isinstance(load, StartLoad)
-    assert load.block_ids == (50, 51, 52)
-    assert len(load.lbas) == len(load.digests) == 3
+    assert part_of(load).block_ids == (50, 51, 52)
+    assert len(part_of(load).lbas) == len(part_of(load).digests) == 3
 
 
 def test_no_answer_before_the_deadline_then_a_miss_for_good(lookups: Lookups) -> None:
@@ -83,7 +98,7 @@ def test_no_answer_before_the_deadline_then_a_miss_for_good(lookups: Lookups) ->
 
 def test_a_queue_that_moves_is_waited_for_but_not_for_ever() -> None:
     options = LookupOptions(deadline_s=0.02, patience_s=0.05)
-    lookups = Lookups(options, block_tokens=BLOCK, blocks_per_chunk=PER_CHUNK, unit_bytes=UNIT_BYTES)
+    lookups = Lookups(options, FORM)
     starts = [start for i in range(4) for start in lookups.new_request(0.0, f"r{i}")]
     assert all(isinstance(start, StartMatch) for start in starts)
     assert lookups.matched(0.015, "r0", starts[0].attempt, "L0", stored(1)) == []  # type: ignore[union-attr]
@@ -148,7 +163,7 @@ def test_an_unused_promise_ages_and_is_asked_for_anew(lookups: Lookups) -> None:
 def test_admitted_without_our_tokens_then_preempted(lookups: Lookups) -> None:
     promise(lookups)
     lookups.query(0.0, "a", 0, always)
-    assert lookups.allocated("a", 0, [1, 2]) == [ReleaseLease("L")]
+    assert lookups.allocated("a", 0, [[1, 2]]) == [ReleaseLease("L")]
     tokens, effects = lookups.query(1.0, "a", 0, always)  # preempted: asked again
     assert tokens is None
     assert [type(effect) for effect in effects] == [StartMatch]
@@ -157,7 +172,7 @@ def test_admitted_without_our_tokens_then_preempted(lookups: Lookups) -> None:
 def test_a_failed_load_is_never_tried_again(lookups: Lookups) -> None:
     promise(lookups)
     lookups.query(0.0, "a", 0, always)
-    lookups.allocated("a", 2 * CHUNK, list(range(8)))
+    lookups.allocated("a", 2 * CHUNK, [list(range(8))])
     assert lookups.load_finished("a", failed=True) == [ReleaseLease("L")]
     assert lookups.matched_chunk_count("a") == 0  # what is recomputed is worth saving
     assert lookups.query(1.0, "a", 0, always) == (0, [])
@@ -168,7 +183,7 @@ def test_a_failed_load_is_never_tried_again(lookups: Lookups) -> None:
 def test_aborted_while_loading_keeps_the_lease_until_the_workers_are_done(lookups: Lookups) -> None:
     promise(lookups)
     lookups.query(0.0, "a", 0, always)
-    lookups.allocated("a", 2 * CHUNK, list(range(8)))
+    lookups.allocated("a", 2 * CHUNK, [list(range(8))])
     assert lookups.finished("a") == []
     assert lookups.live_lease_ids() == ("L",)
     assert lookups.load_finished("a", failed=False) == [ReleaseLease("L")]
@@ -180,7 +195,7 @@ def test_a_lost_lease_ends_the_promise_but_not_the_load(lookups: Lookups) -> Non
     promise(lookups, "a", lease="LA")
     promise(lookups, "b", lease="LB")
     lookups.query(0.0, "b", 0, always)
-    lookups.allocated("b", CHUNK, list(range(8)))
+    lookups.allocated("b", CHUNK, [list(range(8))])
     lookups.leases_lost(["LA", "LB", "unknown"])
     assert lookups.query(0.0, "a", 0, always)[0] is None
     assert lookups.load_finished("b", failed=False) == []
@@ -266,7 +281,7 @@ class AnyOrder(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.options = OPTIONS
-        self.lookups = Lookups(OPTIONS, block_tokens=BLOCK, blocks_per_chunk=PER_CHUNK, unit_bytes=UNIT_BYTES)
+        self.lookups = Lookups(OPTIONS, FORM)
         self.now_s = 100.0
         self.last_answer_s = 0.0
         self.service = Service()
@@ -347,19 +362,19 @@ class AnyOrder(RuleBasedStateMachine):
             return
         take = {"zero": 0, "full": tokens, "trimmed": (tokens // BLOCK // 2) * BLOCK}[admit]
         block_ids = [1000 + 7 * i for i in range(64)]
-        load = self.carry_out(self.lookups.allocated(request_id, take, block_ids))
+        load = self.carry_out(self.lookups.allocated(request_id, take, [block_ids]))
         if take == 0:
             assert load is None
             engine.stage, engine.promised, engine.lease_id = "running", None, ""
             return
         assert load is not None
         indexes = range(local // BLOCK, (local + take) // BLOCK)
-        assert load.first_block == indexes[0]
-        assert load.block_ids == tuple(1000 + 7 * i for i in indexes)
+        assert part_of(load).first_block == indexes[0]
+        assert part_of(load).block_ids == tuple(1000 + 7 * i for i in indexes)
         first_number = self.first_number_of[engine.lease_id]
         units = [(first_number + i // PER_CHUNK, i % PER_CHUNK) for i in indexes]
-        assert load.lbas == tuple(unit_lba(number, unit) for number, unit in units)
-        assert load.digests == tuple(unit_digest(number, unit) for number, unit in units)
+        assert part_of(load).lbas == tuple(unit_lba(number, unit) for number, unit in units)
+        assert part_of(load).digests == tuple(unit_digest(number, unit) for number, unit in units)
         assert load.load_bytes == len(indexes) * UNIT_BYTES
         self.loads[request_id] = load
         engine.stage = "loading"

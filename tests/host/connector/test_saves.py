@@ -11,7 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from meshfusion.dpu.api.limits import MAX_ITEMS
 from meshfusion.dpu.api.types import ReserveOutcome
-from meshfusion.host.connector.saves import KnownChunks, SaveOptions, SaveRun, Saves
+from meshfusion.host.connector.saves import KnownChunks, SaveChunk, SaveOptions, SaveRun, Saves
+from tests.host.support.chunk_records import one_group
 
 BLOCK = 16
 UNIT_BYTES = 4096
@@ -24,13 +25,8 @@ GRANTED, EXISTS, BUSY, NO_SPACE = (
 
 
 def make_saves(*, blocks_per_chunk: int = 1, pending_max: int = 1000) -> Saves:
-    return Saves(
-        SaveOptions(queue_bytes=pending_max * UNIT_BYTES * blocks_per_chunk),
-        block_tokens=BLOCK,
-        blocks_per_chunk=blocks_per_chunk,
-        unit_bytes=UNIT_BYTES,
-        block_count=1_000_000,
-    )
+    form = one_group(block_tokens=BLOCK, blocks_per_chunk=blocks_per_chunk, unit_bytes=UNIT_BYTES)
+    return Saves(SaveOptions(pending_max * UNIT_BYTES * blocks_per_chunk, 1_000_000), form)
 
 
 def hashes(count: int, stem: str = "h") -> list[bytes]:
@@ -43,13 +39,27 @@ def ask(
 ) -> list[SaveRun]:
     """As the pipeline does: block ``i`` of any request is device block ``100 + i``."""
     due = saves.due_chunks(request_id, tokens)
-    block_ids = range(100 + due.start * blocks_per_chunk, 100 + min(due.stop * blocks_per_chunk, -(-tokens // BLOCK)))
-    return saves.take(request_id, due, hashes(due.stop, stem)[due.start :], block_ids)
+    chunks = [
+        SaveChunk(
+            0, i, f"{stem}{i}".encode(), tuple(range(100 + i * blocks_per_chunk, 100 + (i + 1) * blocks_per_chunk))
+        )
+        for i in due
+    ]
+    run = saves.take(request_id, due, chunks)
+    return [run] if run is not None else []
 
 
 def chunks_of(runs: list[SaveRun]) -> list[int]:
     """The chunks of the request, counted from 0."""
-    return [chunk for run in runs for chunk in range(run.first_chunk, run.first_chunk + run.chunk_count)]
+    return [chunk.index for run in runs for chunk in run.chunks]
+
+
+def hashes_of(run: SaveRun) -> list[bytes]:
+    return [chunk.chunk_hash for chunk in run.chunks]
+
+
+def blocks_of(run: SaveRun) -> list[int]:
+    return [block_id for chunk in run.chunks for block_id in chunk.block_ids]
 
 
 def answer(saves: Saves, run: SaveRun, *outcomes: ReserveOutcome) -> SaveRun | None:
@@ -64,12 +74,12 @@ def test_a_run_carries_its_blocks_and_the_hashes_of_its_chunks(blocks_per_chunk:
     saves = make_saves(blocks_per_chunk=blocks_per_chunk)
     count = 13 // blocks_per_chunk
     (run,) = ask(saves, 13 * BLOCK + 5, blocks_per_chunk=blocks_per_chunk)
-    assert (run.request_id, run.first_chunk, run.chunk_count) == ("a", 0, count)
-    assert run.chunk_hashes == tuple(hashes(count))
-    assert run.block_ids == tuple(range(100, 100 + count * blocks_per_chunk))
+    assert (run.request_id, chunks_of([run])) == ("a", list(range(count)))
+    assert hashes_of(run) == hashes(count)
+    assert blocks_of(run) == list(range(100, 100 + count * blocks_per_chunk))
     (later,) = ask(saves, 20 * BLOCK, blocks_per_chunk=blocks_per_chunk)
-    assert (later.first_chunk, later.chunk_count) == (count, 20 // blocks_per_chunk - count)
-    assert later.block_ids[0] == 100 + count * blocks_per_chunk
+    assert chunks_of([later]) == list(range(count, 20 // blocks_per_chunk))
+    assert blocks_of(later)[0] == 100 + count * blocks_per_chunk
     assert later.run_id != run.run_id
     assert saves.pending_count == 20 // blocks_per_chunk
 
@@ -84,20 +94,22 @@ def test_steps_of_any_size_consider_each_chunk_once(steps: list[int], blocks_per
     assert chunks == list(range(tokens // (BLOCK * blocks_per_chunk)))
 
 
-@pytest.mark.parametrize(
-    ("hash_count", "block_count", "taken"), [(3, 9, 3), (5, 4, 4), (5, 5, 5), (0, 5, 0), (5, 0, 0)]
-)
-def test_nothing_beyond_the_known_hashes_or_blocks(hash_count: int, block_count: int, taken: int) -> None:
-    """Draft tokens are scheduled before they are known: only full, hashed blocks count."""
+@pytest.mark.parametrize("taken", range(6))
+def test_what_was_not_considered_comes_later(taken: int) -> None:
+    """Draft tokens are scheduled before they are known: what is hashed and in the tables is considered."""
     saves = make_saves()
-    runs = saves.take("a", saves.due_chunks("a", 5 * BLOCK), hashes(hash_count), range(block_count))
-    assert chunks_of(runs) == list(range(taken))
-    assert chunks_of(ask(saves, 5 * BLOCK)) == list(range(taken, 5)), "the rest comes later"
+    assert saves.due_chunks("a", 5 * BLOCK) == range(5)
+    run = saves.take("a", range(taken), [SaveChunk(0, i, b"h%d" % i, (100 + i,)) for i in range(taken)])
+    assert chunks_of([run] if run else []) == list(range(taken))
+    assert chunks_of(ask(saves, 5 * BLOCK)) == list(range(taken, 5))
 
 
-def test_half_a_chunk_of_blocks_is_none() -> None:
-    saves = make_saves(blocks_per_chunk=2)
-    assert chunks_of(saves.take("a", saves.due_chunks("a", 4 * BLOCK), hashes(2), range(3))) == [0]
+def test_what_the_engine_has_no_more_is_passed_over_for_good() -> None:
+    saves = make_saves()
+    run = saves.take("a", range(4), [SaveChunk(0, i, b"h%d" % i, (100 + i,)) for i in (0, 3)])
+    assert run is not None
+    assert chunks_of([run]) == [0, 3]
+    assert chunks_of(ask(saves, 5 * BLOCK)) == [4]
 
 
 def test_chunks_that_came_from_the_pool_are_skipped() -> None:
@@ -116,15 +128,16 @@ def test_the_same_chunk_of_another_request_is_not_asked_for_twice() -> None:
     assert chunks_of(ask(saves, 3 * BLOCK, request_id="d", stem="other")) == [0, 1, 2]
 
 
-def test_known_chunks_in_the_middle_split_the_run() -> None:
+def test_known_chunks_in_the_middle_are_left_out() -> None:
     saves = make_saves()
-    saves.take("a", range(0, 1), hashes(3)[1:2], [7])
-    saves.take("a", range(0, 2), hashes(9)[5:7], [7, 8])
-    runs = ask(saves, 8 * BLOCK, request_id="b")
-    assert [(run.first_chunk, run.chunk_count) for run in runs] == [(0, 1), (2, 3), (7, 1)]
-    assert [run.block_ids for run in runs] == [(100,), (102, 103, 104), (107,)]
-    assert [run.chunk_hashes for run in runs] == [(b"h0",), (b"h2", b"h3", b"h4"), (b"h7",)]
-    assert saves.pending_count == 3 + 5
+    for request_id, index in (("x", 1), ("y", 5)):
+        saves.start_at(request_id, index)
+        saves.take(request_id, range(index, index + 1), [SaveChunk(0, index, b"h%d" % index, (7,))])
+    (run,) = ask(saves, 8 * BLOCK, request_id="b")
+    assert chunks_of([run]) == [0, 2, 3, 4, 6, 7]
+    assert blocks_of(run) == [100, 102, 103, 104, 106, 107]
+    assert hashes_of(run) == [b"h0", b"h2", b"h3", b"h4", b"h6", b"h7"]
+    assert saves.pending_count == 2 + 6
 
 
 def test_the_queue_is_bounded_and_what_does_not_fit_waits_for_room_while_its_request_lives() -> None:
@@ -142,10 +155,8 @@ def test_the_queue_is_bounded_and_what_does_not_fit_waits_for_room_while_its_req
 
 def test_at_most_a_quarter_of_the_engines_blocks_one_message_and_at_least_one_chunk() -> None:
     def taken(queue_bytes: int, blocks_per_chunk: int, block_count: int) -> int:
-        options = SaveOptions(queue_bytes=queue_bytes)
-        saves = Saves(
-            options, block_tokens=BLOCK, blocks_per_chunk=blocks_per_chunk, unit_bytes=1, block_count=block_count
-        )
+        form = one_group(block_tokens=BLOCK, blocks_per_chunk=blocks_per_chunk, unit_bytes=1)
+        saves = Saves(SaveOptions(queue_bytes, block_count), form)
         return len(saves.due_chunks("a", 100_000 * BLOCK))
 
     assert taken(1 << 40, 2, 24) == 3
@@ -194,7 +205,7 @@ def test_what_the_service_lacks_is_saved_again_unless_it_is_on_its_way() -> None
     (first,) = ask(saves, BLOCK)
     (second,) = ask(saves, 2 * BLOCK)
     answer(saves, first, EXISTS)
-    saves.not_stored([*first.chunk_hashes, *second.chunk_hashes, b"never seen"])
+    saves.not_stored([*hashes_of(first), *hashes_of(second), b"never seen"])
     assert chunks_of(ask(saves, 2 * BLOCK, request_id="b")) == [0]
 
 
@@ -270,19 +281,20 @@ class AnyOrder(RuleBasedStateMachine):
         stem = f"{request % 2}-"  # pairs of requests share their prompt
         for run in ask(self.saves, total, request_id=request_id, stem=stem, blocks_per_chunk=self.per_chunk):
             assert run.run_id not in self.seen
-            assert run.first_chunk >= self.considered.get(request_id, 0), "considered twice"
-            first, last = run.first_chunk, run.first_chunk + run.chunk_count
-            assert run.block_ids == tuple(range(100 + first * self.per_chunk, 100 + last * self.per_chunk))
-            assert run.chunk_hashes == tuple(hashes(last, stem)[first:])
-            assert not self.on_the_way() & set(run.chunk_hashes) or self.forgot_all
+            indexes = chunks_of([run])
+            assert indexes == sorted(set(indexes))
+            assert indexes[0] >= self.considered.get(request_id, 0), "considered twice"
+            assert blocks_of(run) == [100 + i * self.per_chunk + n for i in indexes for n in range(self.per_chunk)]
+            assert hashes_of(run) == [f"{stem}{i}".encode() for i in indexes]
+            assert not self.on_the_way() & set(hashes_of(run)) or self.forgot_all
             self.seen.add(run.run_id)
             self.asked[run.run_id] = run
-            self.considered[request_id] = last
+            self.considered[request_id] = indexes[-1] + 1
 
     forgot_all = False
 
     def on_the_way(self) -> set[bytes]:
-        asked = {chunk_hash for run in self.asked.values() for chunk_hash in run.chunk_hashes}
+        asked = {chunk_hash for run in self.asked.values() for chunk_hash in hashes_of(run)}
         return asked.union(*self.placed.values())
 
     @precondition(lambda self: self.asked)
@@ -298,7 +310,7 @@ class AnyOrder(RuleBasedStateMachine):
             assert ended is None
             self.granted[run.run_id] = run, outcomes.count(GRANTED)
             # What found no space may be asked for again by another request with this prompt, at once.
-            placed = (h for h, outcome in zip(run.chunk_hashes, outcomes, strict=True) if outcome is not NO_SPACE)
+            placed = (h for h, outcome in zip(hashes_of(run), outcomes, strict=True) if outcome is not NO_SPACE)
             self.placed[run.run_id] = set(placed)
         else:
             assert ended is run

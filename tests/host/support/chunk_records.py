@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from meshfusion.dpu.api import types as api
-from meshfusion.host.pool_events import StoredPrefix
+from meshfusion.host.kv.chunk_form import ChunkForm
+from meshfusion.host.kv.resume import GroupPlan, WholePrefix
+from meshfusion.host.pool_events import StoredBoundary, StoredGroup
 
 UNIT_BYTES = 32_768
 UNIT_LBAS = 8
+
+
+def one_group(*, block_tokens: int, blocks_per_chunk: int, unit_bytes: int = UNIT_BYTES) -> ChunkForm:
+    """An engine with full attention alone."""
+    plan = GroupPlan(0, WholePrefix(), block_tokens, block_tokens * blocks_per_chunk)
+    return ChunkForm((plan,), (unit_bytes,))
 
 
 def make_records(
@@ -33,18 +41,21 @@ def make_records(
     )
 
 
-def make_stored(count: int, *, block_tokens: int, blocks_per_chunk: int, first_number: int = 0) -> StoredPrefix:
+def make_stored(count: int, *, block_tokens: int, blocks_per_chunk: int, first_number: int = 0) -> StoredBoundary:
     """The same chunks as columns."""
     records = make_records(
         count, block_tokens=block_tokens, blocks_per_chunk=blocks_per_chunk, first_number=first_number
     )
     units = [(first_number + i, unit) for i in range(count) for unit in range(blocks_per_chunk)]
-    return StoredPrefix(
+    group = StoredGroup(
+        0,
+        0,
         tuple(record.key for record in records),
         tuple(record.shards[0].extent for record in records),
         tuple(unit_lba(number, unit) for number, unit in units),
         tuple(unit_digest(number, unit) for number, unit in units),
     )
+    return StoredBoundary(count, (group,))
 
 
 def unit_lba(number: int, unit: int) -> int:
