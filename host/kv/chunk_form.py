@@ -53,9 +53,9 @@ class ChunkForm:
 def form_of(layouts: Sequence[GroupLayout], rules: Sequence[ResumeRule], *, chunk_min_bytes: int) -> ChunkForm:
     """Chunks of an engine whose KV groups lie as ``layouts`` and resume by ``rules``.
 
-    Chunks are as short as the groups' blocks allow together, but for chunks of whole prefixes that would be smaller than
-    ``chunk_min_bytes``. Where a group has states they stay short: an engine keeps states at few places, and a place in
-    the middle of a chunk could not be resumed at.
+    Chunks are as short as the groups' blocks allow together, but for whole prefixes of which a chunk would have less
+    than ``chunk_min_bytes``. Where a group has states they stay short: an engine keeps states at few places, and a
+    place in the middle of a chunk could not be resumed at.
     """
     step_tokens = math.lcm(*(layout.block_tokens for layout in layouts))
     steps = 1
