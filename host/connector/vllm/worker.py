@@ -132,7 +132,7 @@ class WorkerSide:
         self._form = form
         opener = PathOpener(
             memory=memory,
-            layouts=layouts,
+            layout=layouts[0],
             kernels=kernels,
             units_per_shard=max(plan.kept_blocks_max for plan in form.plans),
             load_threads=self._config.load_threads,
@@ -269,7 +269,7 @@ class WorkerSide:
             return
         groups = (group for group, count in enumerate(order.unit_counts) for _ in range(count))
         units = [
-            UnitRead(group, lba, self._layouts[group].unit_bytes, block_id, digest)
+            UnitRead(lba, self._layouts[group].unit_bytes, block_id, digest)
             for group, lba, block_id, digest in zip(groups, order.lbas, order.block_ids, order.digests, strict=True)
         ]
         self._jobs[order.request_id] = (order, path.load(units, abandon_after_s=abandon_after_s))

@@ -5,9 +5,10 @@ admits, preempts and aborts, and a forward pass whose KV is a function of the to
 from __future__ import annotations
 
 import hashlib
+import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,9 +19,13 @@ from meshfusion.host.connector.config import parse_connector_config
 from meshfusion.host.connector.vllm.messages import WorkerFacts
 from meshfusion.host.connector.vllm.scheduler import SchedulerSide
 from meshfusion.host.connector.vllm.worker import WorkerSide
+from meshfusion.host.kv.chunk_form import ChunkForm
+from meshfusion.host.kv.resume import GroupPlan, ResumeRule, StateAtBoundary, WholePrefix
 from meshfusion.host.pool_client import PoolClient
 from meshfusion.jbof.digest import DigestKernels
+from tests.host.support.attention import attended
 from tests.host.support.kv_memory import BLOCK_TOKENS, U8, KvMemory
+from tests.host.support.mini_blocks import Block, BlockPool, Manager
 
 IDENTITY = hashlib.sha256(b"a model").digest()
 
@@ -39,44 +44,10 @@ class KeepOpen:
 
 
 @dataclass(slots=True)
-class Block:
-    block_id: int
-    ref_cnt: int = 0
-
-
-class BlockPool:
-    def __init__(self, count: int) -> None:
-        self.blocks = [Block(i) for i in range(count)]
-        self.free = list(self.blocks)
-
-    def take(self, count: int) -> list[Block] | None:
-        if len(self.free) < count:
-            return None
-        taken, self.free = self.free[:count], self.free[count:]
-        for block in taken:
-            assert block.ref_cnt == 0
-            block.ref_cnt = 1
-        return taken
-
-    def touch(self, blocks: list[Block]) -> None:
-        for block in blocks:
-            assert block.ref_cnt > 0, "a block without owner was pinned"
-            block.ref_cnt += 1
-
-    def free_blocks(self, ordered_blocks: Any) -> None:
-        for block in ordered_blocks:
-            block.ref_cnt -= 1
-            assert block.ref_cnt >= 0, "unpinned twice"
-            if block.ref_cnt == 0:
-                self.free.append(block)
-
-
-@dataclass(slots=True)
 class Request:
     request_id: str
     tokens: list[int]
     block_hashes: list[bytes]  # several for each block, where the engine hashes finer than it allocates
-    unit_hashes: list[bytes]  # one for each full block
     num_computed_tokens: int = 0
     lora_request: Any = None
     skip_reading_prefix_cache: bool = False
@@ -95,63 +66,57 @@ def make_request(request_id: str, tokens: list[int], *, hashes_per_block: int = 
     for end in range(hash_tokens, len(tokens) + 1, hash_tokens):
         parent = hashlib.sha256(parent + repr(tokens[end - hash_tokens : end]).encode()).digest()
         hashes.append(parent)
-    return Request(request_id, tokens, hashes, hashes[hashes_per_block - 1 :: hashes_per_block])
+    return Request(request_id, tokens, hashes)
 
 
-def expected_unit(block_hash: bytes, unit_bytes: int) -> bytes:
-    seed = int.from_bytes(block_hash[:8], "little")
+def content(group: int, tokens: list[int], unit_bytes: int) -> bytes:
+    """What a block of ``group`` holds that ends after ``tokens``: KV, or a state, is a function of all before it."""
+    seed = int.from_bytes(hashlib.sha256(repr((group, tokens)).encode()).digest()[:8], "little")
     return np.random.default_rng(seed).integers(0, 256, unit_bytes, dtype=np.uint8).tobytes()
 
 
-@dataclass(slots=True)
-class Manager:
-    block_pool: BlockPool
-    held: dict[str, list[Block]] = field(default_factory=dict)
-
-    def get_blocks(self, request_id: str) -> Any:
-        return SimpleNamespace(blocks=(self.held[request_id],))
-
-
 class MiniEngine:
-    """``step`` is one scheduling pass and one forward pass."""
+    """``step`` is one scheduling pass and one forward pass. ``kv``: the memory of each KV group, all in one piece;
+    ``rules``: by which they resume."""
 
     def __init__(
         self,
         service: api.ChunkService,
-        kv: KvMemory,
+        kv: KvMemory | Sequence[KvMemory],
         kernels: DigestKernels,
         *,
+        rules: Sequence[ResumeRule] = (WholePrefix(),),
         blocks_per_chunk: int = 2,
         hashes_per_block: int = 1,
         identity: bytes = IDENTITY,
         **config: Any,
     ) -> None:
-        self.kv = kv
+        self.kvs = (kv,) if isinstance(kv, KvMemory) else tuple(kv)
+        self.rules = tuple(rules)
         self.config = parse_connector_config(
             {"service": "unix:///unused", "lookup_deadline_ms": 5000, "load_always": True, **config}
         )
-        self.manager = Manager(BlockPool(kv.layout.block_count))
+        layouts = tuple(group.layout for group in self.kvs)
+        self.manager = Manager(BlockPool(layouts[0].block_count))
+        chunk_tokens = blocks_per_chunk * math.lcm(*(layout.block_tokens for layout in layouts))
+        plans = tuple(
+            GroupPlan(i, rule, layout.block_tokens, chunk_tokens)
+            for i, (rule, layout) in enumerate(zip(self.rules, layouts, strict=True))
+        )
+        self.form = ChunkForm(plans, tuple(layout.unit_bytes for layout in layouts))
         facts = WorkerFacts(
             identity=identity,
             identity_json="{}",
-            unit_bytes=kv.layout.unit_bytes,
-            block_tokens=BLOCK_TOKENS,
+            form=self.form,
             hash_block_tokens=BLOCK_TOKENS // hashes_per_block,
-            block_count=kv.layout.block_count,
-            blocks_per_chunk=blocks_per_chunk,
+            block_count=layouts[0].block_count,
         )
-        chunk_tokens = BLOCK_TOKENS * blocks_per_chunk
-        shard = api.ShardSize(rank=0, unit_bytes=kv.layout.unit_bytes, unit_count=blocks_per_chunk)
-        self.client = PoolClient(
-            service, identity=identity, engine_version="0.32.0", chunk_tokens=chunk_tokens, shard=shard
-        )
+        self.client = PoolClient(service, identity=identity, engine_version="0.32.0", form=self.form)
         self.client.start()
-        self.side = SchedulerSide(
-            self.client, self.config, facts, kv_cache_manager=self.manager, hashes_per_block=hashes_per_block
-        )
+        self.side = SchedulerSide(self.client, self.config, facts, kv_cache_manager=self.manager)
         self.worker = WorkerSide(None, None, self.config, is_digest_right=lambda got, expected: got == expected)
         # What register() derives from the engine's tensors.
-        self.worker.use(kv.memory, kv.layout, kernels, blocks_per_chunk)
+        self.worker.use(self.kvs[0].memory, layouts, kernels, self.form)
         self.requests: dict[str, Request] = {}
         self.leaving: dict[str, Request] = {}  # aborted while loading: blocks stay until the workers are done
 
@@ -168,12 +133,12 @@ class MiniEngine:
         if request.stage == "loading":
             self.leaving[request_id] = request
         else:
-            self._free(request)
+            self.manager.free(request_id)
 
     def preempt(self, request_id: str) -> None:
         request = self.requests[request_id]
         assert request.stage == "running"
-        self._free(request)
+        self.manager.free(request_id)
         request.stage, request.num_computed_tokens = "waiting", 0
 
     # ---- one pass ----
@@ -184,24 +149,31 @@ class MiniEngine:
             if request.stage == "waiting":
                 self._try_admit(request, admit, local_tokens)
             elif request.stage == "loaded":
-                self.side.allocated(request, self._block_ids(request), 0)
+                self.side.allocated(request, self.manager.block_ids(request.request_id), 0)
                 request.stage = "running"
+            if request.stage == "running":
+                self._retire(request)
         scheduled = {
             request.request_id: min(tokens_max, request.num_tokens - request.num_computed_tokens)
             for request in self.requests.values()
             if request.stage == "running" and request.num_computed_tokens < request.num_tokens
         }
-        output = SimpleNamespace(num_scheduled_tokens=scheduled, total_num_scheduled_tokens=sum(scheduled.values()))
+        output = SimpleNamespace(
+            num_scheduled_tokens=scheduled,
+            total_num_scheduled_tokens=sum(scheduled.values()),
+            kv_connector_block_state=SimpleNamespace(boundary_state_offloads=self._snapshots(scheduled)),
+        )
         orders = self.side.step(output)
         self.worker.start_loads(orders)
         for request_id, count in scheduled.items():
             self._forward(self.requests[request_id], count)
         self.worker.start_saves(orders)
         finished = self.worker.finished_loads()
-        failed_blocks = self.worker.take_failed_blocks()
+        failed_blocks, failed_requests = self.worker.take_failed_blocks(), self.worker.take_failed_requests()
+        assert not failed_blocks or len(self.kvs) == 1, "with several groups a block id alone says nothing"
         self.side.workers_reported(self.worker.take_report(), finished)
         for request_id in finished:
-            self._loaded(request_id, failed_blocks)
+            self._loaded(request_id, failed_blocks, is_lost=request_id in failed_requests)
         for request in list(self.requests.values()):
             if request.stage == "running" and request.num_computed_tokens == request.num_tokens:
                 request.stage = "done"
@@ -232,18 +204,14 @@ class MiniEngine:
     # ---- judging ----
 
     def is_right(self, request: Request) -> bool:
-        """Is every full block of the request what its tokens say?"""
-        return all(
-            self.kv.unit(block_id) == expected_unit(block_hash, self.kv.layout.unit_bytes)
-            for block_id, block_hash in zip(self._block_ids(request), request.unit_hashes, strict=False)
-        )
+        """Is what the next token would read what the request's tokens say?"""
+        return not self._wrong_reads(request)
 
     def assert_nothing_held(self) -> None:
         """Every reference is given back, here and in the connector."""
         assert all(block.ref_cnt == 0 for block in self.manager.block_pool.blocks)
-        assert sorted(block.block_id for block in self.manager.block_pool.free) == list(
-            range(self.kv.layout.block_count)
-        )
+        count = self.kvs[0].layout.block_count
+        assert sorted(block.block_id for block in self.manager.block_pool.free) == list(range(1, count))
         assert not any(self.side.gauges().values()), self.side.gauges()
         assert not self.side._saves._next_chunk
         assert not self.side._pipeline._granted
@@ -252,56 +220,102 @@ class MiniEngine:
 
     # ---- inside ----
 
-    def _block_ids(self, request: Request) -> list[int]:
-        return [block.block_id for block in self.manager.held[request.request_id]]
-
-    def _free(self, request: Request) -> None:
-        self.manager.block_pool.free_blocks(reversed(self.manager.held.pop(request.request_id, [])))
+    def _groups(self) -> Iterator[tuple[int, KvMemory, ResumeRule]]:
+        return ((i, kv, rule) for i, (kv, rule) in enumerate(zip(self.kvs, self.rules, strict=True)))
 
     def _try_admit(self, request: Request, admit: str, local_tokens: int) -> None:
         external = self.side.matched_tokens(request, local_tokens)
         if external is None or admit == "no":
             return
         take = {"full": external, "trimmed": external // BLOCK_TOKENS // 2 * BLOCK_TOKENS, "zero": 0}[admit]
-        if request.request_id not in self.manager.held:
-            blocks = self.manager.block_pool.take(-(-request.num_tokens // BLOCK_TOKENS))
-            if blocks is None:
+        request_id = request.request_id
+        if request_id not in self.manager.tables:
+            counts = [-(-request.num_tokens // kv.layout.block_tokens) for kv in self.kvs]
+            if not self.manager.allocate(request_id, counts):
                 return
-            self.manager.held[request.request_id] = blocks
         self._compute(request, 0, local_tokens)  # what the engine's own prefix cache would have held
         request.num_computed_tokens = local_tokens + take
-        self.side.allocated(request, self._block_ids(request), take)
+        self._retire(request)
+        self.side.allocated(request, self.manager.block_ids(request_id), take)
         request.stage = "loading" if take else "running"
         request.loaded_tokens = take
 
-    def _loaded(self, request_id: str, failed_blocks: set[int]) -> None:
+    def _loaded(self, request_id: str, failed_blocks: set[int], *, is_lost: bool) -> None:
         if request_id in self.leaving:
-            self._free(self.leaving.pop(request_id))
+            self.leaving.pop(request_id)
+            self.manager.free(request_id)
             return
         request = self.requests[request_id]
         assert request.stage == "loading"
-        loaded_end = request.num_computed_tokens
-        first_bad = [i for i, block_id in enumerate(self._block_ids(request)) if block_id in failed_blocks]
-        if first_bad:
-            request.num_computed_tokens = min(loaded_end, first_bad[0] * BLOCK_TOKENS)
-            request.loaded_tokens = request.num_computed_tokens
+        if is_lost:
+            request.num_computed_tokens = request.loaded_tokens = 0
+        elif failed_blocks:
+            first_table = self.manager.block_ids(request_id)[0]
+            first_bad = [i for i, block_id in enumerate(first_table) if block_id in failed_blocks]
+            if first_bad:
+                request.num_computed_tokens = min(request.num_computed_tokens, first_bad[0] * BLOCK_TOKENS)
+                request.loaded_tokens = request.num_computed_tokens
         if request.num_computed_tokens == 0:
-            self._free(request)  # as the engine does: it starts over, and asks again
+            self.manager.free(request_id)  # as the engine does: it starts over, and asks again
             request.stage = "waiting"
             return
         request.num_computed_tokens = min(request.num_computed_tokens, request.num_tokens - 1)
         request.stage = "loaded"
 
+    def _retire(self, request: Request) -> None:
+        """Blocks that no token to come reads are given back, as the engine does at every pass."""
+        for group, kv, rule in self._groups():
+            first_token = rule.first_token(request.num_computed_tokens)
+            self.manager.retire(request.request_id, group, first_token // kv.layout.block_tokens)
+
+    def _snapshots(self, scheduled: dict[str, int]) -> dict[str, list[tuple[int, int, int]]]:
+        """States that these steps end with, where they end with a block."""
+        found: dict[str, list[tuple[int, int, int]]] = {}
+        for request_id, count in scheduled.items():
+            end = self.requests[request_id].num_computed_tokens + count
+            for group, kv, rule in self._groups():
+                if isinstance(rule, StateAtBoundary) and end % kv.layout.block_tokens == 0:
+                    block = self.manager.tables[request_id][group][end // kv.layout.block_tokens - 1]
+                    found.setdefault(request_id, []).append((group, block.block_id, end))
+        return found
+
     def _forward(self, request: Request, count: int) -> None:
+        assert not (wrong := self._wrong_reads(request)), wrong
         self._compute(request, request.num_computed_tokens, request.num_computed_tokens + count)
         request.num_computed_tokens += count
         request.recomputed_tokens += count
 
+    def _wrong_reads(self, request: Request) -> list[str]:
+        """What the next token reads of full blocks, and of the state, and finds to be something else."""
+        wrong = []
+        done = request.num_computed_tokens
+        for group, kv, rule in self._groups():
+            size, table = kv.layout.block_tokens, self.manager.tables[request.request_id][group]
+            for index in sorted({token // size for token in attended(rule, done)}):
+                is_state = isinstance(rule, StateAtBoundary)
+                end = done if is_state else (index + 1) * size
+                if end > done:
+                    continue  # not full: this engine writes whole blocks only
+                block = table[index]
+                if block.is_null or kv.unit(block.block_id) != content(
+                    group, request.tokens[:end], kv.layout.unit_bytes
+                ):
+                    wrong.append(f"{request.request_id}: group {group}, block {index} of {done} tokens")
+        return wrong
+
     def _compute(self, request: Request, first: int, last: int) -> None:
         """Fills every block that these tokens complete. A block is whole or not at all: enough for full blocks."""
-        block_ids = self._block_ids(request)
-        for index in range(first // BLOCK_TOKENS, last // BLOCK_TOKENS):
-            unit: U8 = np.frombuffer(
-                expected_unit(request.unit_hashes[index], self.kv.layout.unit_bytes), dtype=np.uint8
-            )
-            self.kv.memory[self.kv.byte_places[block_ids[index]]] = unit
+        if first == last:
+            return
+        for group, kv, rule in self._groups():
+            size, table = kv.layout.block_tokens, self.manager.tables[request.request_id][group]
+            if isinstance(rule, StateAtBoundary):
+                self._write(kv, group, table[(last - 1) // size], request.tokens[:last])
+                continue
+            for index in range(first // size, last // size):
+                if not table[index].is_null:
+                    self._write(kv, group, table[index], request.tokens[: (index + 1) * size])
+
+    def _write(self, kv: KvMemory, group: int, block: Block, tokens: list[int]) -> None:
+        unit: U8 = np.frombuffer(content(group, tokens, kv.layout.unit_bytes), dtype=np.uint8)
+        kv.memory[kv.byte_places[block.block_id]] = unit
