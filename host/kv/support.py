@@ -7,20 +7,20 @@ missing attribute that a check relies on is itself a refusal that names it.
 from __future__ import annotations
 
 import importlib
+import math
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from meshfusion.host.kv.classify import PLAIN_CACHE_DTYPES, group_refusals, served_rule
 from meshfusion.host.kv.identity import installed_engine_version
 from meshfusion.host.kv.layout import layer_specs
-from meshfusion.host.kv.resume import ResumeRule, WholePrefix
+from meshfusion.host.kv.resume import ResumeRule
 from meshfusion.host.kv.versions import SUPPORTED_MINORS
 from meshfusion.jbof.errors import UnsupportedError
 
 HASH_ALGORITHMS = ("sha256", "sha256_cbor")  # the others are not collision resistant
-# Values whose bytes in the page are the whole state, but for per-tensor scales, which the identity records.
-CACHE_DTYPES = ("auto", "float16", "bfloat16", "float32", "fp8", "fp8_e4m3", "fp8_e5m2")
 
 _WITHOUT = "start the engine without this connector"
 _VERSIONS = f"vLLM {SUPPORTED_MINORS[0]} to {SUPPORTED_MINORS[-1]}"
@@ -40,7 +40,7 @@ _CONFIG = (
         (True,),
         "start with --enable-prefix-caching; where a model or platform turns it off, " + _WITHOUT,
     ),
-    _Expected("cache_config.cache_dtype", CACHE_DTYPES, f"use one of {', '.join(CACHE_DTYPES)}"),
+    _Expected("cache_config.cache_dtype", PLAIN_CACHE_DTYPES, f"use one of {', '.join(PLAIN_CACHE_DTYPES)}"),
     _Expected("cache_config.kv_sharing_fast_prefill", (False,), "turn it off"),
     *(
         _Expected(f"parallel_config.{name}_parallel_size", (1,), _ONE_RANK)
@@ -68,23 +68,6 @@ _LOAD_FAILURE_POLICY = _Expected(
     ("recompute",),
     "set it to recompute, so that a failed load costs time and not the request "
     "(or set force_load_failure_policy in kv_connector_extra_config)",
-)
-_GROUP = (
-    _Expected("is_eagle_group", (False,), "leave speculative decoding out"),
-    _Expected("host_resident", (False,), _WITHOUT),
-    _Expected("enable_kv_transfer", (True,), _WITHOUT),
-    _Expected("role.value", ("default",), _WITHOUT),
-)
-_SPEC = (
-    _Expected("sliding_window", (None,), f"leave the hybrid KV cache manager on, or {_WITHOUT}"),
-    _Expected("attention_chunk_size", (None,), f"leave the hybrid KV cache manager on, or {_WITHOUT}"),
-    _Expected("non_causal", (False,), f"KV that depends on later tokens cannot be reused: {_WITHOUT}"),
-    _Expected("tokens_per_state", (1,), _WITHOUT),
-    _Expected(
-        "kv_quant_mode.name",
-        ("NONE", "FP8_PER_TENSOR"),
-        f"scales may lie beside the pages: use a kv_cache_dtype of {', '.join(CACHE_DTYPES)}",
-    ),
 )
 
 
@@ -209,40 +192,17 @@ def _check_groups(findings: _Findings, config: Any) -> None:
     groups = findings.read(config, "kv_cache_groups", "kv_cache_config")
     if groups is _MISSING:
         return
-    if len(groups) != 1:
-        findings.refuse(
-            f"the model has {len(groups)} KV groups (hybrid attention) and one is served so far",
-            f"use a model with one kind of attention, or {_WITHOUT}",
-        )
+    if not groups:
+        findings.refuse("the engine keeps no KV", _WITHOUT)
     for index, group in enumerate(groups):
         label = f"kv_cache_groups[{index}]"
-        findings.expect(group, label, _GROUP)
-        _check_specs(findings, group, label)
-
-
-def _check_specs(findings: _Findings, group: Any, label: str) -> None:
-    exact = findings.read(findings.module("vllm.v1.kv_cache_interface"), "FullAttentionSpec", "vllm")
-    if exact is _MISSING or findings.read(group, "kv_cache_spec", label) is _MISSING:
-        return
-    try:
-        specs = layer_specs(group)
-    except UnsupportedError as error:
-        findings.refuse(f"{label}: {error.message}", _WITHOUT)
-        return
-    seen: list[Any] = []
-    for spec in specs.values():
-        if spec in seen:
-            continue
-        seen.append(spec)
-        name = type(spec).__name__
-        # Exactly: subclasses say "full attention" of themselves and behave otherwise.
-        if type(spec) is exact:
-            findings.expect(spec, f"{label} {name}", _SPEC)
-        else:
-            findings.refuse(
-                f"{label} has KV of class {name}; exactly FullAttentionSpec is served so far",
-                f"use a model with full attention only, or {_WITHOUT}",
-            )
+        found = group_refusals(group)
+        findings.lines += [f"{label}: {line}" for line in found]
+        if not found:
+            try:
+                layer_specs(group)
+            except UnsupportedError as error:
+                findings.refuse(f"{label}: {error.message}", _WITHOUT)
 
 
 def _check_hashing(findings: _Findings, config: Any) -> None:
@@ -261,29 +221,24 @@ def _check_hashing(findings: _Findings, config: Any) -> None:
 
 
 def _check_block_sizes(findings: _Findings, config: Any, kv_cache_config: Any) -> None:
+    """Boundaries must be the same for the engine and for us: the least common multiple of what its groups count in."""
     resolve = findings.read(findings.module("vllm.v1.core.kv_cache_utils"), "resolve_kv_cache_block_sizes", "vllm")
     groups = getattr(kv_cache_config, "kv_cache_groups", None)
-    if resolve is _MISSING or not groups or len(groups) != 1:
+    if resolve is _MISSING or not groups:
         return
     try:
         scheduler_tokens, hash_tokens = resolve(kv_cache_config, config)
-        block_tokens = groups[0].kv_cache_spec.block_size
+        sizes = [int(group.kv_cache_spec.block_size) for group in groups]
     except Exception as error:
         findings.refuse(
             f"the engine cannot resolve its block sizes ({type(error).__name__}: {error})",
             _WITHOUT,
         )
         return
-    if scheduler_tokens != block_tokens:
-        findings.refuse(
-            f"the scheduler counts blocks of {scheduler_tokens} tokens, the KV group of {block_tokens}",
-            _WITHOUT,
-        )
-    elif hash_tokens < 1 or block_tokens % hash_tokens != 0:
-        findings.refuse(
-            f"blocks of {block_tokens} tokens are not whole hash blocks of {hash_tokens}",
-            _WITHOUT,
-        )
+    if scheduler_tokens != math.lcm(*sizes):
+        findings.refuse(f"the scheduler counts blocks of {scheduler_tokens} tokens, the KV groups of {sizes}", _WITHOUT)
+    elif hash_tokens < 1 or any(size % hash_tokens for size in sizes):
+        findings.refuse(f"blocks of {sizes} tokens are not whole hash blocks of {hash_tokens}", _WITHOUT)
 
 
 def _check_shared_layers(findings: _Findings, config: Any) -> None:
@@ -296,5 +251,6 @@ def _check_shared_layers(findings: _Findings, config: Any) -> None:
 
 
 def served_rules(kv_cache_config: Any) -> tuple[ResumeRule, ...]:
-    """What each KV group needs to resume, in the engine's order. Only of engines that :func:`refusals` lets pass."""
-    return tuple(WholePrefix() for _ in kv_cache_config.kv_cache_groups)
+    """What each KV group needs to resume, in the engine's order. Raises :class:`UnsupportedError` for one that is not
+    served."""
+    return tuple(served_rule(group.kv_cache_spec) for group in kv_cache_config.kv_cache_groups)

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshfusion.host.kv.classify import PLAIN_CACHE_DTYPES, classify, group_refusals, served_rule, spec_refusals
+from meshfusion.host.kv.classify import classify, group_refusals, served_rule, spec_refusals
 from meshfusion.host.kv.kinds import ATTENTION_SINK, KIND_BY_CLASS
 from meshfusion.host.kv.resume import GroupPlan, LastWindow, LocalChunk, StateAtBoundary, WholePrefix
-from meshfusion.host.kv.support import CACHE_DTYPES
 from meshfusion.jbof.errors import UnsupportedError
 from tests.host.kv.spec_classes import spec_classes
 from tests.host.kv.spec_instances import make_spec, specs_with_rules
@@ -275,7 +274,3 @@ def test_roles_of_the_engine_are_all_judged() -> None:
         assert not any("not known" in line for line in lines)
     for value in interface.SparseCacheRole:
         assert classify(make_spec("MLAAttentionSpec", cache_role=value)).kind.name == "mla"
-
-
-def test_the_cache_dtypes_are_those_that_a_start_accepts() -> None:
-    assert PLAIN_CACHE_DTYPES == CACHE_DTYPES

@@ -18,8 +18,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshfusion.host.kv.canonical import canonical_json, normalised_hf_config
+from meshfusion.host.kv.chunk_form import form_of
 from meshfusion.host.kv.identity import Identity, build_identity, changed_facts, chunk_key
-from meshfusion.host.kv.layout import derive_layout
+from meshfusion.host.kv.layout import derive_layouts
+from meshfusion.host.kv.resume import LastWindow, ResumeRule, WholePrefix
+from meshfusion.host.kv.support import served_rules
 from meshfusion.jbof.errors import UnsupportedError
 
 Factory = Callable[..., Any]
@@ -88,15 +91,17 @@ class Case:
     engine: Any
     vllm_config: Any
     weights: str = "files:00"
-    blocks_per_chunk: int = 2
+    chunk_min_bytes: int = 20_000
+    rules: tuple[ResumeRule, ...] | None = None
     processor: str = ""
     version: str = "0.32.0"
 
     def identity(self) -> Identity:
-        layout = derive_layout(self.engine.config, self.engine.caches)
+        layouts = derive_layouts(self.engine.config, self.engine.caches)
+        form = form_of(layouts, self.rules or served_rules(self.engine.config), chunk_min_bytes=self.chunk_min_bytes)
         return build_identity(
-            self.vllm_config, self.engine.config, self.engine.caches, layout, self.weights,
-            blocks_per_chunk=self.blocks_per_chunk, processor=self.processor, engine_version=self.version,
+            self.vllm_config, self.engine.config, self.engine.caches, layouts, self.weights,
+            form=form, processor=self.processor, engine_version=self.version,
         )  # fmt: skip
 
 
@@ -136,6 +141,16 @@ def set_spec(**fields: Any) -> Callable[[Case], None]:
     return change
 
 
+def with_rule(change: Callable[[Case], None]) -> Callable[[Case], None]:
+    """For specs that are not served: by which rule they would resume does not follow from them."""
+
+    def change_both(case: Case) -> None:
+        change(case)
+        case.rules = (WholePrefix(),)
+
+    return change_both
+
+
 def rename_layer(case: Case) -> None:
     old = next(iter(case.engine.caches))
     group, tensor = case.engine.config.kv_cache_groups[0], case.engine.config.kv_cache_tensors[0]
@@ -165,7 +180,9 @@ def subclass_of_the_backend(case: Case) -> None:
 
 CHANGES: dict[str, Callable[[Case], None]] = {
     "weights": lambda case: setattr(case, "weights", "files:01"),
-    "blocks_per_chunk": lambda case: setattr(case, "blocks_per_chunk", 4),
+    "chunk size": lambda case: setattr(case, "chunk_min_bytes", 40_000),
+    "rule": lambda case: setattr(case, "rules", (LastWindow(64),)),
+    "rule's number": lambda case: setattr(case, "rules", (LastWindow(65),)),
     "processor": lambda case: setattr(case, "processor", "x"),
     "engine minor": lambda case: setattr(case, "version", "0.31.1"),
     "architecture": set_config("model_config.architecture", "Other"),
@@ -195,7 +212,7 @@ CHANGES: dict[str, Callable[[Case], None]] = {
     "backend": subclass_of_the_backend,
     "isa": lambda case: setattr(first_layer(case), "isa", "vec"),
     "spec field": set_spec(max_tp_shards=2),
-    "spec window": set_spec(sliding_window=99),
+    "spec window": with_rule(set_spec(sliding_window=99)),
     "layer name": rename_layer,
     "layer order": reorder_layers,
     "view dtype": view_as_half,
@@ -269,7 +286,7 @@ def test_quantised_kv_records_its_scales(case: Case) -> None:
     set_spec(kv_quant_mode=KVQuantMode.FP8_PER_TENSOR)(case)
     before = case.identity()
     first_layer(case)._v_scale_float = 0.25
-    assert changed_facts(before, case.identity()) == ("kv.layers[0].kv_scales[1]",)
+    assert changed_facts(before, case.identity()) == ("kv.groups[0].layers[0].kv_scales[1]",)
     del first_layer(case)._v_scale_float
     with pytest.raises(UnsupportedError, match="_v_scale_float"):
         case.identity()

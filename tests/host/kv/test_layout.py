@@ -8,11 +8,20 @@ import numpy as np
 import pytest
 import torch
 
-from meshfusion.host.kv.layout import backing_memory, derive_layout
+from meshfusion.host.kv.group_layout import GroupLayout
+from meshfusion.host.kv.layout import backing_memory, derive_layouts
 from meshfusion.jbof.errors import UnsupportedError
+from tests.host.kv.conftest import HYBRID_BLOCKS as BLOCKS
+from tests.host.kv.conftest import STATE_BYTES, hybrid_engine
 
 PAGE = 2 * 32 * 32 * 2  # heads x tokens x (K and V) x bytes of bfloat16
 Factory = Callable[..., Any]
+
+
+def derive_layout(config: Any, caches: dict[str, torch.Tensor]) -> GroupLayout:
+    """Of the only group."""
+    (layout,) = derive_layouts(config, caches)
+    return layout
 
 
 def canonical_unit(caches: dict[str, torch.Tensor], block: int, ratio: int = 1) -> bytes:
@@ -205,7 +214,7 @@ def test_other_refusals_name_the_layer(engine_factory: Factory) -> None:
             engine.config,
             {name: view for name, view in engine.caches.items() if name != first},
         )
-    with pytest.raises(UnsupportedError, match="outside the KV group"):
+    with pytest.raises(UnsupportedError, match="outside all KV groups"):
         derive_layout(engine.config, {**engine.caches, "shared": engine.caches[first]})
     with pytest.raises(UnsupportedError, match="2 backing allocations"):
         derive_layout(engine.config, {**engine.caches, first: engine.caches[first].clone()})
@@ -222,3 +231,35 @@ def test_only_cpu_memory(engine_factory: Factory) -> None:
     memory = backing_memory(engine.caches)
     memory[7] = 99
     assert engine.raw[7].item() == 99
+
+
+def test_groups_overlay_each_other(engine_factory: Factory) -> None:
+    """Attention, a window and states in one allocation; pages are padded to the largest, and only real bytes count."""
+    engine = hybrid_engine()
+    layouts = derive_layouts(engine.config, engine.caches)
+    assert [layout.group for layout in layouts] == [0, 1, 2]
+    assert [layout.block_tokens for layout in layouts] == [32, 64, 128]
+    assert [layout.layer_names for layout in layouts] == [("a0", "a1"), ("w0", "w1"), ("s0", "s1")]
+    assert [layout.unit_bytes for layout in layouts] == [2 * PAGE, 2 * 2 * PAGE, 2 * STATE_BYTES]
+    memory = backing_memory(engine.caches)
+    for layout in layouts:
+        for block in range(BLOCKS):
+            expected = b"".join(
+                engine.caches[name][block].contiguous().view(torch.uint8).numpy().tobytes()
+                for name in layout.layer_names
+            )
+            assert unit_through_runs(layout, memory, block) == expected
+
+
+def test_a_layer_in_two_groups_is_refused(engine_factory: Factory) -> None:
+    engine = hybrid_engine()
+    engine.config.kv_cache_groups[1].layer_names = ["a0", "w1"]
+    with pytest.raises(UnsupportedError, match=r"layers in several KV groups: \['a0'\]"):
+        derive_layouts(engine.config, engine.caches)
+
+
+def test_an_engine_without_groups_is_refused(engine_factory: Factory) -> None:
+    engine = hybrid_engine()
+    engine.config.kv_cache_groups.clear()
+    with pytest.raises(UnsupportedError, match="has no layers"):
+        derive_layouts(engine.config, engine.caches)

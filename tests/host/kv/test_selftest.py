@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshfusion.host.kv.layout import backing_memory, derive_layout
+from meshfusion.host.kv.layout import backing_memory, derive_layouts
 from meshfusion.host.kv.selftest import CopyMover, choose_blocks, run_selftest
 from meshfusion.jbof.errors import UnsupportedError
 
@@ -18,7 +18,7 @@ Factory = Callable[..., Any]
 
 
 def parts(engine: Any) -> tuple[Any, Any]:
-    return derive_layout(engine.config, engine.caches), backing_memory(engine.caches)
+    return derive_layouts(engine.config, engine.caches)[0], backing_memory(engine.caches)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mmap
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -55,6 +55,20 @@ def block_outermost(*, blocks: int = 12, layers: int = 3, page_bytes: int = 1236
     """All layers of a block lie together: one run per block."""
     starts = [layer * page_bytes for layer in range(layers)]
     return _build(blocks, layers, page_bytes, starts, layers * page_bytes, layers * page_bytes)
+
+
+def overlaid(*groups: KvMemory) -> tuple[KvMemory, ...]:
+    """The same memory for several KV groups, as engines do: a block belongs to one of them at a time."""
+    memory = zeroed_pages(max(group.memory.size for group in groups))
+    return tuple(
+        KvMemory(replace(group.layout, group=i, memory_bytes=memory.size), memory, group.byte_places)
+        for i, group in enumerate(groups)
+    )
+
+
+def of_blocks(group: KvMemory, block_tokens: int) -> KvMemory:
+    """The same with another number of tokens in a block."""
+    return KvMemory(replace(group.layout, block_tokens=block_tokens), group.memory, group.byte_places)
 
 
 def _build(
