@@ -156,7 +156,8 @@ def abort(world: World, host: Host) -> None:
 
 def match(world: World, host: Host) -> None:
     keys = hosts.KEYS[: world.rng.randint(1, len(hosts.KEYS))]
-    request = api.MatchRequest(host.holder_id, "request", 0, hosts.CHUNK_TOKENS, keys)
+    group = api.GroupKeys(0, keys, (0,) * len(keys))
+    request = api.MatchRequest(host.holder_id, "request", hosts.CHUNK_TOKENS, (group,))
 
     def look(service: Service) -> None:
         found = service.look_up(keys)

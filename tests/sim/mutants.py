@@ -113,7 +113,8 @@ class IgnoresPosition(Store):
     def match(self, now_s: float, request: api.MatchRequest, found: Mapping[bytes, api.ChunkRecord]) -> api.MatchReply:
         moved = {
             key: replace(found[key], position_tokens=i * request.chunk_tokens)
-            for i, key in enumerate(request.keys)
+            for group in request.groups
+            for i, key in enumerate(group.keys)
             if key in found
         }
         reply = super().match(now_s, request, moved)
