@@ -15,6 +15,7 @@ from meshfusion.dpu.api import types as api
 from meshfusion.dpu.api.limits import MAX_ITEMS
 from meshfusion.dpu.pool import Pool, PoolOptions, create_pool
 from meshfusion.host.pool_events import (
+    ALONE,
     NOTHING_STORED,
     Attached,
     Committed,
@@ -23,7 +24,8 @@ from meshfusion.host.pool_events import (
     Matched,
     Reserved,
     ReserveFailed,
-    StoredPrefix,
+    StoredBoundary,
+    StoredGroup,
 )
 from meshfusion.jbof.errors import ServiceUnavailableError, StaleHolderError
 from tests.host.support.chunk_records import make_records, number_key
@@ -35,6 +37,7 @@ from tests.host.support.pool_client_rig import (
     SHARD,
     UNITS,
     Rig,
+    asked,
     attached,
     grant,
     granted,
@@ -53,7 +56,7 @@ pytestmark = pytest.mark.usefixtures("quick_reattach")
 def test_a_hit_carries_the_lease_and_the_stored_prefix(service: ControlledService) -> None:
     with attached(service) as rig:
         answer = rig.match((*keys(2), b"x" * 32, number_key(2)))
-        assert answer.stored.keys == keys(2)
+        assert stored_keys(answer) == keys(2)
         assert answer.lease_id in service.leases
         (request,) = service.calls["match"]
         assert (request.holder_id, request.request_id) == (rig.attachment.holder_id, "r")
@@ -88,7 +91,7 @@ def test_a_slow_service_holds_up_no_later_lookup_for_long(service: ControlledSer
         started_s = time.monotonic()
         deadline_s = started_s + 0.02
         for attempt in range(5):
-            rig.client.match("r", attempt, lambda: keys(2), deadline_s)
+            rig.client.match("r", attempt, lambda: asked(keys(2)), deadline_s)
         answers = [rig.expect(Matched) for _ in range(5)]
         assert sorted(answer.attempt for answer in answers) == list(range(5))
         assert all(answer.stored == NOTHING_STORED for answer in answers)
@@ -96,7 +99,7 @@ def test_a_slow_service_holds_up_no_later_lookup_for_long(service: ControlledSer
         assert len(service.calls["match"]) == 1  # the others were past their deadline when their turn came
         assert rig.client.attachment == rig.attachment  # merely slow: no reason to let go
         del service.holds["match"]
-        assert rig.match(keys(2), attempt=9).stored.keys
+        assert rig.match(keys(2), attempt=9).stored.chunk_count
 
 
 def test_an_answer_that_comes_a_little_late_still_carries_its_lease(service: ControlledService) -> None:
@@ -109,12 +112,18 @@ def test_an_answer_that_comes_a_little_late_still_carries_its_lease(service: Con
         until(lambda: not service.leases)
 
 
-def stored(chunk: api.ChunkRecord) -> StoredPrefix:
+def stored_keys(answer: Matched) -> tuple[bytes, ...]:
+    (group,) = answer.stored.groups
+    assert len(group.keys) == answer.stored.chunk_count
+    return group.keys
+
+
+def stored(chunk: api.ChunkRecord) -> StoredBoundary:
     """One chunk, column by column."""
     (shard,) = chunk.shards
     first = shard.extent.lba + shard.payload_lba_offset
     lbas = tuple(first + i * shard.unit_lba_count for i in range(len(shard.unit_digests)))
-    return StoredPrefix((chunk.key,), (shard.extent,), lbas, shard.unit_digests)
+    return StoredBoundary(1, (StoredGroup(0, 0, (chunk.key,), (shard.extent,), lbas, shard.unit_digests),))
 
 
 FIRST, SECOND = make_records(2, block_tokens=16, blocks_per_chunk=4, identity=IDENTITY)
@@ -131,20 +140,24 @@ FIRST, SECOND = make_records(2, block_tokens=16, blocks_per_chunk=4, identity=ID
         replace(SECOND, shards=SECOND.shards * 2),
     ],
 )
-def test_what_was_not_asked_for_is_cut_off(service: ControlledService, lie: api.ChunkRecord) -> None:
+def test_an_answer_with_anything_not_asked_for_is_not_believed(
+    service: ControlledService, lie: api.ChunkRecord
+) -> None:
     with attached(service) as rig:
         service.match_chunks = (FIRST, lie)
         answer = rig.match(keys(2))
-        assert answer.stored == stored(FIRST)
-        assert answer.lease_id
+        assert answer.stored == NOTHING_STORED
+        assert answer.lease_id, "it is to be given back all the same"
         service.match_chunks = (lie,)
         assert rig.match(keys(2), attempt=2).stored == NOTHING_STORED
+        service.match_chunks = (FIRST,)
+        assert rig.match(keys(2), attempt=3).stored == stored(FIRST)
 
 
 def test_more_chunks_than_asked_for(service: ControlledService) -> None:
     with attached(service) as rig:
         service.match_chunks = (FIRST, SECOND)
-        assert rig.match(keys(1)).stored == stored(FIRST)
+        assert rig.match(keys(1)).stored == NOTHING_STORED
 
 
 # ---- trouble -------------------------------------------------------------------------------------------------------
@@ -160,7 +173,7 @@ def test_a_lookup_that_fails_is_a_miss_and_later_ones_work(service: ControlledSe
             again = rig.expect(Attached).attachment
             assert again.holder_id != rig.attachment.holder_id
             assert rig.client.attachment == again
-        assert rig.match(keys(2), attempt=2).stored.keys
+        assert rig.match(keys(2), attempt=2).stored.chunk_count
 
 
 @pytest.mark.parametrize("name", ["reserve", "commit", "abort", "drop", "release"])
@@ -182,7 +195,7 @@ def test_any_call_may_fail_in_any_way(service: ControlledService, name: str, err
         else:
             assert rig.client.attachment == rig.attachment
         assert granted(reserve(rig, wish(2))[0]).keys == (number_key(2),)
-        assert rig.match(keys(1), attempt=2).stored.keys
+        assert rig.match(keys(1), attempt=2).stored.chunk_count
 
 
 def call(rig: Rig, name: str, lease_id: str = "lease") -> None:
@@ -238,7 +251,7 @@ def test_the_service_goes_away_and_comes_back(service: ControlledService) -> Non
         again = rig.expect(Attached).attachment
         assert again.epoch == 2
         assert again.holder_id != rig.attachment.holder_id
-        assert rig.match(keys(2), attempt=2).stored.keys
+        assert rig.match(keys(2), attempt=2).stored.chunk_count
 
 
 def test_lost_leases_are_told(service: ControlledService) -> None:
@@ -258,7 +271,7 @@ def test_trouble_of_an_earlier_incarnation_leaves_the_current_one_alone(service:
         rig.client.settle(grant(rig.attachment.holder_id, "old"), (UNITS,))
         assert rig.expect(Committed) == Committed(0, 1)
         assert rig.client.attachment == current
-        assert rig.match(keys(1), attempt=2).stored.keys
+        assert rig.match(keys(1), attempt=2).stored.chunk_count
 
 
 # ---- places --------------------------------------------------------------------------------------------------------
@@ -266,7 +279,7 @@ def test_trouble_of_an_earlier_incarnation_leaves_the_current_one_alone(service:
 
 def test_places_commit_and_abort(service: ControlledService) -> None:
     with attached(service) as rig:
-        first, second = reserve(rig, wish(1, 10, 11, 12, position=64), wish(2))
+        first, second = reserve(rig, wish(1, 10, 11, 12, first_index=1), wish(2))
         assert first == Reserved(1, {api.ReserveOutcome.GRANTED: 3}, (), granted(first))
         assert granted(first) == GrantedRun(
             rig.attachment.holder_id,
@@ -276,6 +289,7 @@ def test_places_commit_and_abort(service: ControlledService) -> None:
             (number_key(10), number_key(11), number_key(12)),
             granted(first).grant_ids,
             ((1, 0, 256, 9, 1),) * 3,
+            (ALONE,) * 3,
         )
         assert granted(second).keys == (number_key(2),)
         assert set(granted(first).grant_ids + granted(second).grant_ids) == set(service.grants)
@@ -355,7 +369,8 @@ def test_every_wish_is_answered_whatever_its_key(service: ControlledService) -> 
         answers = reserve(rig, wish(5), wish(6)._replace(keys_of=raise_key_error))
         assert [isinstance(answer, Reserved) for answer in answers] == [True, False]
         assert reserve(rig, wish(7, has_keys=False)) == [ReserveFailed(7)]
-        answers = reserve(rig, wish(8), wish(9)._replace(chunk_count=2))  # our own mistake: keys for one chunk
+        mistaken = wish(9)._replace(groups=(0, 0), indexes=(0, 1))  # our own mistake: keys for one chunk
+        answers = reserve(rig, wish(8), mistaken)
         assert all(isinstance(answer, ReserveFailed) for answer in answers)
 
 
@@ -410,12 +425,12 @@ def test_save_match_and_release_on_the_real_pool(pool: Pool) -> None:
         assert rig.match((number_key(1),)).stored == NOTHING_STORED
         commit_chunk(rig)
         answer = rig.match((number_key(1), number_key(2)), attempt=2)
-        assert answer.stored.keys == (number_key(1),)
-        assert answer.stored.unit_digests == tuple(bytes([i] * 8) for i in range(4))
+        assert stored_keys(answer) == (number_key(1),)
+        assert answer.stored.groups[0].unit_digests == tuple(bytes([i] * 8) for i in range(4))
         assert pool.status(deadline_s=1).lease_count == 1
         rig.client.release((answer.lease_id,))
         until(lambda: pool.status(deadline_s=1).lease_count == 0)
-        rig.client.drop(number_key(1), answer.stored.extents[0], "mismatch")
+        rig.client.drop(number_key(1), answer.stored.groups[0].extents[0], "mismatch")
         until(lambda: pool.get_chunk(number_key(1), deadline_s=1) is None)
 
 

@@ -6,7 +6,9 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+from meshfusion.dpu.api import types as api
 from meshfusion.dpu.pool import Pool
+from meshfusion.jbof.format import LBA_BYTES
 from tests.host.support.kv_memory import BLOCK_TOKENS
 from tests.host.support.mini_engine import MiniEngine, Request, make_request
 from tests.host.support.waiting import until
@@ -41,3 +43,24 @@ def raising(error: Exception) -> Callable[..., Any]:
         raise error
 
     return fail
+
+
+def settle(engine: MiniEngine, pool: Pool) -> api.PoolStatus:
+    """Finish everything; what is then held anywhere is a leak."""
+    engine.finish_all()
+    engine.run()
+    engine.assert_nothing_held()
+    until(lambda: (s := pool.status(deadline_s=1)).lease_count == s.grant_count == 0, what="for leases and grants")
+    status = pool.status(deadline_s=1)
+    assert status.pinned_bytes == 0
+    return status
+
+
+def corrupt(pool: Pool, chunk: api.ChunkRecord, unit: int) -> None:
+    (shard,) = chunk.shards
+    at = (shard.extent.lba + shard.payload_lba_offset + unit * shard.unit_lba_count) * LBA_BYTES + 5
+    with pool._layout.data.open("r+b") as raw:
+        raw.seek(at)
+        byte = raw.read(1)[0]
+        raw.seek(at)
+        raw.write(bytes([byte ^ 1]))

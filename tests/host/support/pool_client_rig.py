@@ -18,19 +18,20 @@ from meshfusion.host.pool_events import (
     ReserveFailed,
     ReserveWish,
 )
-from tests.host.support.chunk_records import number_key
+from tests.host.support.chunk_records import number_key, one_group
 from tests.host.support.controlled_service import ControlledService
 from tests.host.support.waiting import until
 
 IDENTITY = b"\x11" * 32
 OTHER_IDENTITY = b"\x22" * 32
 CHUNK_TOKENS = 64
+FORM = one_group(block_tokens=16, blocks_per_chunk=4)
 SHARD = api.ShardSize(0, 32_768, 4)
 E = TypeVar("E")
 
 
 def make_client(service: api.ChunkService) -> PoolClient:
-    return PoolClient(service, identity=IDENTITY, engine_version="0.32.0", chunk_tokens=CHUNK_TOKENS, shard=SHARD)
+    return PoolClient(service, identity=IDENTITY, engine_version="0.32.0", form=FORM)
 
 
 class Rig:
@@ -55,7 +56,7 @@ class Rig:
         return found
 
     def match(self, keys: tuple[bytes, ...] | None, *, attempt: int = 1, deadline_s: float = 5.0) -> Matched:
-        self.client.match("r", attempt, lambda: keys, time.monotonic() + deadline_s)
+        self.client.match("r", attempt, lambda: asked(keys), time.monotonic() + deadline_s)
         return self.expect(Matched, lambda event: event.attempt == attempt)
 
 
@@ -74,16 +75,22 @@ def attached(service: api.ChunkService) -> Iterator[Rig]:
         rig.client.close()
 
 
+def asked(keys: tuple[bytes, ...] | None) -> tuple[api.GroupKeys, ...] | None:
+    """For an engine with full attention alone."""
+    return None if keys is None else (api.GroupKeys(0, keys, (0,) * len(keys)),)
+
+
 def keys(count: int) -> tuple[bytes, ...]:
     return tuple(number_key(i) for i in range(count))
 
 
 def wish(
-    run_id: int, *numbers: int, identity: bytes = IDENTITY, position: int = 0, has_keys: bool = True
+    run_id: int, *numbers: int, identity: bytes = IDENTITY, first_index: int = 0, has_keys: bool = True
 ) -> ReserveWish:
     """For the chunks with these numbers; for the one with the run's number when there are none."""
     made = tuple(number_key(number) for number in numbers or (run_id,))
-    return ReserveWish(run_id, identity, position, len(made), lambda: made if has_keys else None)
+    indexes = tuple(range(first_index, first_index + len(made)))
+    return ReserveWish(run_id, identity, (0,) * len(made), indexes, lambda: made if has_keys else None)
 
 
 def reserve(rig: Rig, *wishes: ReserveWish) -> list[Reserved | ReserveFailed]:
@@ -107,7 +114,7 @@ def grant(holder_id: str, *grant_ids: str, epoch: int = 1) -> GrantedRun:
     """As if these grants had been given, for one chunk each."""
     count = len(grant_ids)
     extents = ((1, 0, 256, 9, 1),) * count
-    return GrantedRun(holder_id, epoch, IDENTITY, tuple(range(count)), keys(count), grant_ids, extents)
+    return GrantedRun(holder_id, epoch, IDENTITY, tuple(range(count)), keys(count), grant_ids, extents, (0,) * count)
 
 
 UNITS = (b"d" * 8,) * 4
