@@ -1,7 +1,7 @@
 """What a config does not say of the models whose keys can be turned, and why those of others cannot.
 
 Read from vLLM 0.32 (model_executor/models) and transformers 5.19 (the same, by ``model_type``). A model is here only
-when the tests compare its keys with those of one of the two.
+when the tests compare its keys with those that its code there makes; of MLA, with what vLLM's rotary embedding makes.
 """
 
 from __future__ import annotations
