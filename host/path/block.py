@@ -25,6 +25,7 @@ from meshfusion.host.memory.kv_memory import Produced
 from meshfusion.host.path.block_layout import check_block_layout
 from meshfusion.host.path.cpus import Cpus
 from meshfusion.host.path.data_path import DataPath
+from meshfusion.host.path.late_writes import fate_of_write
 from meshfusion.host.path.load_job import LoadJob, UnitFailure
 from meshfusion.host.path.proof import IsDigestRight, outcomes_of
 from meshfusion.host.path.shards import ShardWrite
@@ -155,8 +156,7 @@ class BlockLoader:
 
 
 class BlockSaver:
-    """Keeps the contract of :class:`~meshfusion.host.path.medium.Saver`. The fate of every write is known: what the
-    kernel had under way has ended when its call returns."""
+    """Keeps the contract of :class:`~meshfusion.host.path.medium.Saver`."""
 
     def __init__(self, medium: BlockMedium) -> None:
         self._medium = medium
@@ -177,7 +177,8 @@ class BlockSaver:
                 pieces.append(self._zeros.view[:slack_bytes])
         length_bytes = length_of(pieces)
         assert length_bytes == shard.extent.lba_count * LBA_BYTES, (length_bytes, shard.extent)
-        medium.data.write_vectors(shard.extent.lba, pieces)
+        with fate_of_write(medium.data):
+            medium.data.write_vectors(shard.extent.lba, pieces)
         return digests
 
     def flush(self) -> None:
