@@ -30,7 +30,7 @@ class Rig:
 
     def __init__(self, path: Path, kv: KvMemory, kernels: DigestKernels, **options: Any) -> None:
         self.kv = kv
-        self.file: UnrulyFile = open_new_file(path, kind=UnrulyFile)
+        self.file: UnrulyFile = open_new_file(path, 16 << 20, kind=UnrulyFile)
         self.next_lba = FIRST_LBA
         self.path = self.open_path(kernels, options)
 
