@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from meshfusion.host.path.load_job import LoadResult, UnitRead
+from meshfusion.host.path.load_job import LoadJob, LoadResult, UnitRead
+from meshfusion.host.path.spans import spans_of
 from meshfusion.jbof.digest import DigestKernels
 from meshfusion.jbof.format import LBA_BYTES
 from tests.host.support.data_files import flip_bit, media_error
@@ -55,8 +56,11 @@ def test_units_out_of_order_are_read_one_by_one(tmp_path: Path, kernels: DigestK
 # ---- what fails ----------------------------------------------------------------------------------------------------
 
 
-def test_a_flipped_bit_fails_exactly_its_unit(tmp_path: Path, kernels: DigestKernels, local: LocalPath) -> None:
-    with local.rig(tmp_path, kernels) as r:
+@pytest.mark.parametrize("read_bytes", [64 << 10, LBA_BYTES])  # all units in one span, and each in its own
+def test_a_flipped_bit_fails_exactly_its_unit(
+    tmp_path: Path, kernels: DigestKernels, local: LocalPath, read_bytes: int
+) -> None:
+    with local.rig(tmp_path, kernels, read_bytes=read_bytes) as r:
         reads = r.save([1, 2, 3])
         expected = [r.kv.unit(block) for block in (1, 2, 3)]
         flip_bit(tmp_path / "data", reads[1].lba * LBA_BYTES + reads[1].unit_bytes - 1)
@@ -176,6 +180,25 @@ def test_abandoned_at_any_moment(tmp_path: Path, kernels: DigestKernels, local: 
             time.sleep(0.002)
             assert np.array_equal(r.kv.memory, before)
         assert touched, "every load was abandoned before it began: nothing was tried"
+
+
+def test_a_load_given_up_between_its_turn_and_its_write_touches_nothing(
+    tmp_path: Path, kernels: DigestKernels, local: LocalPath
+) -> None:
+    with local.rig(tmp_path, kernels) as r:
+        reads = into(r.save([1, 2]), [7, 8])
+        before = r.kv.memory.copy()
+        job = LoadJob(reads, time.monotonic() + 60, time.monotonic())
+        unit_lbas = -(-reads[0].unit_bytes // LBA_BYTES)
+        (span,) = spans_of([read.lba for read in reads], unit_lbas=unit_lbas, read_lbas=r.medium.read_lbas)
+        job.abandon("preempted")
+        loader = r.medium.loader()
+        loader.load(job, span)
+        loader.close()
+        assert r.kv.untouched_except(before, [])
+        result = job.result(time.monotonic())
+        assert result is not None
+        assert [failure.reason for failure in result.failures] == ["preempted"] * 2
 
 
 def test_an_empty_load_is_done(tmp_path: Path, kernels: DigestKernels, local: LocalPath) -> None:
