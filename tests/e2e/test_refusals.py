@@ -73,16 +73,17 @@ def test_rdma_on_a_machine_without_such_a_device(process: EngineProcess, model: 
 
 
 @pytest.fixture
-def cached_only() -> Iterator[Path]:
-    """A folder in memory: what is read there is copied from the page cache, whatever one asks for."""
+def in_memory() -> Iterator[Path]:
+    """A folder on tmpfs. It has no O_DIRECT; or it takes the flag without a word of what it asks for, and then memory at
+    whole pages is asked for, which PyTorch's is not."""
     with tempfile.TemporaryDirectory(prefix="meshfusion-e2e-", dir="/dev/shm") as folder:
         yield Path(folder)
 
 
-def test_block_where_nothing_goes_past_the_page_cache(process: EngineProcess, model: Path, cached_only: Path) -> None:
-    text = refusal(process, model, {**embedded(cached_only / "pool"), "path": "block"})
-    assert "UnsupportedError" in text
-    assert f"the block path is asked for and not possible: {cached_only}/pool/data: " in text
+def test_block_that_the_pools_place_does_not_allow(process: EngineProcess, model: Path, in_memory: Path) -> None:
+    text = refusal(process, model, {**embedded(in_memory / "pool"), "path": "block"})
+    assert "UnsupportedError: the block path is asked for and not possible: " in text
+    assert f"{in_memory}/pool/data" in text
     assert "Use the staged path" in text
 
 
@@ -189,17 +190,17 @@ def test_serving_without_the_cache(
 
 
 def test_serving_without_the_cache_where_the_path_is_impossible(
-    engines: Engines, model: Path, cached_only: Path, prompts: Prompts, reference: Reference
+    engines: Engines, model: Path, in_memory: Path, prompts: Prompts, reference: Reference
 ) -> None:
     """It shows only when the pool is attached: that is given back."""
-    connector = {**embedded(cached_only / "pool"), "path": "block", "on_unsupported": "serve_without_cache"}
+    connector = {**embedded(in_memory / "pool"), "path": "block", "on_unsupported": "serve_without_cache"}
     engine = engines.start(model, connector)
     for _ in range(2):
         answer = engine.answer(prompts.aligned)
         assert answer.cached == 0
         assert_same(answer, reference.answer(prompts.aligned))
         assert engine.call("reset")
-    with Pool.open(cached_only / "pool") as pool:
+    with Pool.open(in_memory / "pool") as pool:
         assert pool.status(deadline_s=5.0).committed_chunk_count == 0
     engine.close()
     words = engine.words()

@@ -197,7 +197,12 @@ def lose(
 def taken(path: DataPath) -> list[ShardWritten]:
     """When the save that is under way has ended."""
     written: list[ShardWritten] = []
-    until(lambda: written.extend(path.take_written()) or written)
+
+    def look() -> object:
+        written.extend(path.take_written())
+        return written
+
+    until(look)
     return written
 
 
