@@ -74,8 +74,8 @@ def test_rdma_on_a_machine_without_such_a_device(process: EngineProcess, model: 
 
 @pytest.fixture
 def in_memory() -> Iterator[Path]:
-    """A folder on tmpfs. It has no O_DIRECT; or it takes the flag without a word of what it asks for, and then memory at
-    whole pages is asked for, which PyTorch's is not."""
+    """A folder on tmpfs, which has no O_DIRECT; or takes the flag without a word of what it asks for, and then memory
+    at whole pages is asked for, which PyTorch's is not."""
     with tempfile.TemporaryDirectory(prefix="meshfusion-e2e-", dir="/dev/shm") as folder:
         yield Path(folder)
 
