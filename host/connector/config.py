@@ -31,6 +31,7 @@ _ONE_POOL = (
     "must name exactly one of pool and service",
     "give either `pool: {path: /dir}` (embedded) or `service: unix:///path` (shared service)",
 )
+_BLOCK_CACHED = ("block is O_DIRECT, which direct_io = false switches off", "remove direct_io, or use path: staged")
 _RDMA_ALONE = ("rdma needs a service that exports its pool", "use service: instead of pool:, or another path")
 
 
@@ -132,6 +133,8 @@ class ConnectorConfig(_Model):
             raise FieldValueError(*_ONE_POOL)
         if self.path is WantedPath.RDMA and self.service is None:
             raise FieldValueError(*_RDMA_ALONE, field="path")
+        if self.path is WantedPath.BLOCK and not self.direct_io:
+            raise FieldValueError(*_BLOCK_CACHED, field="path")
         return self
 
 
@@ -166,4 +169,8 @@ def examine_connector_config(
         if not is_told and not is_meant and is_alone and extra_config.get("path") == WantedPath.RDMA.value:
             field = ".".join(map(str, (*at, "path")))
             problems.append(ConfigProblem(field, *_RDMA_ALONE, "rdma", document.line_of((*at, "path"))))
+        is_block = extra_config.get("path") == WantedPath.BLOCK.value
+        if not is_told and is_block and extra_config.get("direct_io") is False:
+            field = ".".join(map(str, (*at, "path")))
+            problems.append(ConfigProblem(field, *_BLOCK_CACHED, "block", document.line_of((*at, "path"))))
         return None, tuple(problems)

@@ -1,12 +1,15 @@
 """The kernel's way: O_DIRECT between a file or block device and the engine's own KV memory, and nothing in between.
 
-Also what serves NVMe/TCP, whose namespaces the kernel's initiator shows as block devices. The kernel moves the bytes of
-many units in one call, into their runs; what lies on the medium between them goes to a sink. A loader then digests
-what the destination holds (rule 4), many units in one pass without the GIL.
+Also what serves NVMe/TCP, whose namespaces the kernel's initiator shows as block devices (docs/paths.md). The kernel
+moves the bytes of many units in one call, into their runs; what lies on the medium between them goes to a sink. A
+loader then digests what the destination holds (rule 4), many units in one pass without the GIL.
 
 A read that the kernel has under way cannot be called back. So memory counts as being written (``LoadJob.enter``) until
 the call has returned: a load that is abandoned keeps its blocks until then, where the staged path gives them back at
-once. Memory is the host's: the kernel reaches a device's only with cuFile, which this path does not use yet.
+once. Memory is the host's: the kernel reaches a device's only with cuFile, of which we could show nothing to be right.
+
+Threads call ``preadv``. io_uring was measured: no faster, and it saves processor time on many small calls only, where
+this path makes few of up to :data:`READ_BYTES` (docs/paths.md, tools/bench/submission_rate.py).
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from meshfusion.host.memory.kv_memory import Produced
 from meshfusion.host.path.block_layout import check_block_layout
 from meshfusion.host.path.cpus import Cpus
 from meshfusion.host.path.data_path import DataPath
+from meshfusion.host.path.late_writes import fate_of_write
 from meshfusion.host.path.load_job import LoadJob, UnitFailure
 from meshfusion.host.path.proof import IsDigestRight, outcomes_of
 from meshfusion.host.path.shards import ShardWrite
@@ -155,8 +159,7 @@ class BlockLoader:
 
 
 class BlockSaver:
-    """Keeps the contract of :class:`~meshfusion.host.path.medium.Saver`. The fate of every write is known: what the
-    kernel had under way has ended when its call returns."""
+    """Keeps the contract of :class:`~meshfusion.host.path.medium.Saver`."""
 
     def __init__(self, medium: BlockMedium) -> None:
         self._medium = medium
@@ -177,7 +180,8 @@ class BlockSaver:
                 pieces.append(self._zeros.view[:slack_bytes])
         length_bytes = length_of(pieces)
         assert length_bytes == shard.extent.lba_count * LBA_BYTES, (length_bytes, shard.extent)
-        medium.data.write_vectors(shard.extent.lba, pieces)
+        with fate_of_write(medium.data):
+            medium.data.write_vectors(shard.extent.lba, pieces)
         return digests
 
     def flush(self) -> None:

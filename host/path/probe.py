@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Final
 
 from meshfusion.host.kv.group_layout import GroupLayout
-from meshfusion.host.path.block_layout import OpenedData, check_block_layout, check_direct
+from meshfusion.host.path.block_layout import OpenedData, check_block_layout, check_direct, check_patience
 from meshfusion.jbof.errors import MeshFusionError, UnsupportedError
+from meshfusion.jbof.media.fabrics import longest_wait_s
 from meshfusion.jbof.nvme.verbs_names import load_verbs
 
 
@@ -158,6 +159,7 @@ def block_answer(data: OpenedData | MeshFusionError, target: KvTarget | None) ->
         return PathAnswer(PathKind.BLOCK, False, data.message, data.next_step)
     try:
         alignment = check_direct(data)
+        check_patience(data)
         if target is not None:
             check_block_layout(data, target.address, target.layout)
     except UnsupportedError as error:
@@ -166,14 +168,23 @@ def block_answer(data: OpenedData | MeshFusionError, target: KvTarget | None) ->
     if not alignment.is_told:
         asked += " (assumed: this kernel does not tell)"
     kept = f"the KV layout has {asked}" if target is not None else f"for KV layouts with {asked}"
-    return PathAnswer(PathKind.BLOCK, True, f"O_DIRECT works on {data.path}; {kept}")
+    return PathAnswer(PathKind.BLOCK, True, f"O_DIRECT works on {data.path}; {kept}{_over_fabrics(data)}")
 
 
 def staged_answer(data: OpenedData | MeshFusionError) -> PathAnswer:
     if isinstance(data, MeshFusionError):
         return PathAnswer(PathKind.STAGED, False, data.message, data.next_step)
     how = "O_DIRECT" if data.direct else f"the page cache ({data.direct_reason})"
-    return PathAnswer(PathKind.STAGED, True, f"{data.path} opens; read with {how}")
+    return PathAnswer(PathKind.STAGED, True, f"{data.path} opens; read with {how}{_over_fabrics(data)}")
+
+
+def _over_fabrics(data: OpenedData) -> str:
+    if not data.fabrics:
+        return ""
+    wait_s = longest_wait_s(data.fabrics)
+    waits = "waits for a lost connection for ever" if wait_s is None else f"fails {wait_s} s after a connection is lost"
+    controllers = ", ".join(link.controller for link in data.fabrics)
+    return f"; over NVMe/{data.fabrics[0].transport} ({controllers}), I/O {waits}"
 
 
 def choose(

@@ -20,6 +20,7 @@ from meshfusion.host.memory.host_memory import ALREADY_PRODUCED
 from meshfusion.host.memory.kv_memory import Produced
 from meshfusion.host.path.cpus import Cpus
 from meshfusion.host.path.data_path import DataPath
+from meshfusion.host.path.late_writes import fate_of_write
 from meshfusion.host.path.load_job import LoadJob, UnitFailure
 from meshfusion.host.path.proof import IsDigestRight, outcomes_of
 from meshfusion.host.path.shards import ShardWrite
@@ -117,7 +118,7 @@ class StagedLoader:
 
 
 class StagedSaver:
-    """Keeps the contract of :class:`~meshfusion.host.path.medium.Saver`. The fate of every write is known."""
+    """Keeps the contract of :class:`~meshfusion.host.path.medium.Saver`."""
 
     def __init__(self, medium: StagedMedium) -> None:
         self._medium = medium
@@ -144,7 +145,8 @@ class StagedSaver:
         header = encode_chunk_header(replace(shard.header, unit_digests=tuple(digests)), lba_bytes)
         assert len(header) == header_bytes, (len(header), header_bytes)
         self._staging.view[:header_bytes] = header
-        medium.data.write_from(shard.extent.lba, self._staging.view[:total_bytes])
+        with fate_of_write(medium.data):
+            medium.data.write_from(shard.extent.lba, self._staging.view[:total_bytes])
         return tuple(digests)
 
     def flush(self) -> None:

@@ -36,6 +36,7 @@ from meshfusion.host.connector.vllm.stats import MeshFusionPromMetrics, MeshFusi
 from meshfusion.host.connector.vllm.worker import WorkerSide
 from meshfusion.host.kv.identity import installed_engine_version
 from meshfusion.host.kv.support import check_supported
+from meshfusion.host.path.start_check import check_attached_path
 from meshfusion.host.pool_client import PoolClient
 from meshfusion.jbof.errors import MeshFusionError, UnsupportedError
 
@@ -193,6 +194,13 @@ class MeshFusionConnector(KVConnectorBase_V1, SupportsHMA):
             access=Access(facts.access),
         )
         attachment = self._client.start()
+        try:
+            check_attached_path(self.config.path.kind, attachment, facts.runs)
+        except UnsupportedError as error:
+            self._client.close()
+            self._client = self._service = None
+            self._serve_without_cache(error)
+            return
         self._scheduler = SchedulerSide(
             self._client,
             self.config,

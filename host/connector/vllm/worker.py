@@ -32,6 +32,7 @@ from meshfusion.host.kv.identity import build_identity, hash_block_tokens
 from meshfusion.host.kv.layout import backing_memory, derive_layout
 from meshfusion.host.kv.selftest import run_selftest
 from meshfusion.host.kv.weights import FileDigester, processor_fact, weights_fact
+from meshfusion.host.path.block_layout import Runs, check_runs_at_all
 from meshfusion.host.path.cpus import engine_cpus
 from meshfusion.host.path.data_path import DataPath
 from meshfusion.host.path.kernel_mover import KernelMover
@@ -82,6 +83,9 @@ class WorkerSide:
         check_path(self._wanted)
         memory = backing_memory(kv_caches)
         layout = derive_layout(self._kv_cache_config, kv_caches)
+        runs = Runs.of(memory.ctypes.data, layout)
+        if self._wanted is PathKind.BLOCK:
+            check_runs_at_all(runs)
         kernels = load_kernels(layout.unit_bytes)
         report = run_selftest(kv_caches, layout, memory, KernelMover(kernels))
         self.use(memory, layout, kernels, max(1, -(-self._config.chunk_min_bytes // layout.unit_bytes)))
@@ -116,6 +120,7 @@ class WorkerSide:
             hash_block_tokens=hash_block_tokens(self._vllm_config, self._kv_cache_config),
             block_count=self._layout.block_count,
             blocks_per_chunk=self._blocks_per_chunk,
+            runs=runs,
             access=access_of(self._wanted).value,
             selftest_bytes=report.bytes_moved,
         )

@@ -223,6 +223,18 @@ def test_not_a_mapping_at_all(bad: object) -> None:
         parse_connector_config(bad)
 
 
+def test_block_without_direct_io_is_told_along_with_everything_else() -> None:
+    wrong = {"pool": {"path": "/tmp/x"}, "path": "block", "direct_io": False}
+    (alone,) = problems_of(wrong)
+    assert shown("path", "block") in alone
+    assert "O_DIRECT, which direct_io = false switches off" in alone
+    said = problems_of({**wrong, "load_threads": 0})
+    assert len(said) == 2
+    assert alone in said
+    for right in ({**wrong, "path": "staged"}, {**wrong, "direct_io": True}):
+        assert parse_connector_config(right).pool is not None
+
+
 def test_rdma_without_a_service_is_told_along_with_everything_else() -> None:
     said = problems_of({"pool": {"path": "/tmp/x"}, "path": "rdma", "load_threads": 0})
     assert len(said) == 2

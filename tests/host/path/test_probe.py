@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from meshfusion.host.path.probe import (
 from meshfusion.jbof.errors import UnsupportedError
 from meshfusion.jbof.format import LBA_BYTES
 from meshfusion.jbof.media.direct import ASSUMED_ALIGNMENT, DirectAlignment
+from meshfusion.jbof.media.fabrics import FabricsLink
 from meshfusion.jbof.media.faults import DataFileError, MediaFault
 from meshfusion.jbof.media.file import open_data_file
 from tests.host.support.kv_memory import layer_outermost
@@ -92,6 +94,24 @@ def test_what_block_asks_for_is_told() -> None:
     assert "the KV layout has runs of whole 512 bytes" in kept
     unknown = DataSight(Path("/pool/data"), True, "", ASSUMED_ALIGNMENT)
     assert "4096 (assumed" in report_paths(unknown, None, NO_RDMA).answer(PathKind.BLOCK).reason
+
+
+@pytest.mark.parametrize(
+    ("wait_s", "block_is_possible", "words"),
+    [
+        (5, True, "over NVMe/tcp (nvme0), I/O fails 5 s after a connection is lost"),
+        (600, False, "over NVMe/tcp (nvme0), I/O fails 600 s after a connection is lost"),
+        (None, False, "over NVMe/tcp (nvme0), I/O waits for a lost connection for ever"),
+    ],
+)
+def test_what_lies_behind_the_kernels_initiator_is_told(
+    wait_s: int | None, block_is_possible: bool, words: str
+) -> None:
+    report = report_paths(replace(DIRECT, fabrics=(FabricsLink("nvme0", "tcp", wait_s),)), None, NO_RDMA)
+    assert possible(report) == ({"block", "staged"} if block_is_possible else {"staged"})
+    assert words in report.answer(PathKind.STAGED).reason
+    assert (words in report.answer(PathKind.BLOCK).reason) is block_is_possible
+    assert ("fast_io_fail_tmo" in report.answer(PathKind.BLOCK).next_step) is not block_is_possible
 
 
 # ---- the choice ----------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from meshfusion.host.connector.config import parse_connector_config
 from meshfusion.host.connector.vllm.messages import WorkerFacts
 from meshfusion.host.connector.vllm.scheduler import SchedulerSide
 from meshfusion.host.connector.vllm.worker import WorkerSide
+from meshfusion.host.path.block_layout import Runs
 from meshfusion.host.pool_client import PoolClient
 from meshfusion.jbof.digest import DigestKernels
 from tests.host.support.kv_memory import BLOCK_TOKENS, U8, KvMemory
@@ -139,6 +140,7 @@ class MiniEngine:
             hash_block_tokens=BLOCK_TOKENS // hashes_per_block,
             block_count=kv.layout.block_count,
             blocks_per_chunk=blocks_per_chunk,
+            runs=Runs.of(kv.memory.ctypes.data, kv.layout),
         )
         chunk_tokens = BLOCK_TOKENS * blocks_per_chunk
         shard = api.ShardSize(rank=0, unit_bytes=kv.layout.unit_bytes, unit_count=blocks_per_chunk)
