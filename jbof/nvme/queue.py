@@ -21,14 +21,13 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
-from dataclasses import dataclass
-from typing import NamedTuple
 
 from meshfusion.jbof.errors import MeshFusionError
 from meshfusion.jbof.nvme.command import MAX_COMMAND_ID, Command, IoOpcode, capsule
-from meshfusion.jbof.nvme.completion import Completion, decode_completion
+from meshfusion.jbof.nvme.completion import decode_completion
 from meshfusion.jbof.nvme.fields import NvmeProtocolError, protocol_error
 from meshfusion.jbof.nvme.key_scope import KeyScope
+from meshfusion.jbof.nvme.queue_commands import PostedCommand, WaitingCommand
 from meshfusion.jbof.nvme.queue_effects import (
     CommandDeadlineError,
     Finished,
@@ -62,27 +61,6 @@ from meshfusion.jbof.nvme.transport import (
 from meshfusion.jbof.nvme.windows import KeyWindows
 
 
-@dataclass(slots=True, eq=False)
-class _Posted:
-    owner: object
-    deadline_s: float
-    bind: Bind | None
-    sent: bool = False
-    completion: Completion | None = None
-    is_key_dead: bool = False
-    reported: bool = False  # as finished, while its send has not completed
-
-    @property
-    def is_over(self) -> bool:
-        return self.sent and self.completion is not None and (self.bind is None or self.is_key_dead)
-
-
-class _Waiting(NamedTuple):
-    owner: object
-    command: Command
-    deadline_s: float
-
-
 class QueuePair:
     """``link``: the number of its connection. ``depth``: entries, so that ``depth - 1`` commands fit (Base 3.3.2.1).
 
@@ -103,10 +81,10 @@ class QueuePair:
         self._where = where
         self._window_count = self._limit if key_scope is KeyScope.COMMAND else 0
         self._windows = KeyWindows(())
-        self._posted: dict[int, _Posted] = {}
-        self._waiting: deque[_Waiting] = deque()
+        self._posted: dict[int, PostedCommand] = {}
+        self._waiting: deque[WaitingCommand] = deque()
         self._doubtful: list[object] = []
-        self._deadlines: list[tuple[float, int, _Posted]] = []
+        self._deadlines: list[tuple[float, int, PostedCommand]] = []
         self._next_id = 0
         self._submitted = 0
         self._connect_deadline_s = math.inf
@@ -150,14 +128,14 @@ class QueuePair:
         if now_s >= deadline_s:
             return [NotSent(owner, self._late("before it was sent"))]
         if len(self._posted) < self._limit and not self._waiting:
-            return [self._post(_Waiting(owner, command, deadline_s))]
+            return [self._post(WaitingCommand(owner, command, deadline_s))]
         if len(self._waiting) >= self._max_waiting:
             error = QueueFullError(
                 f"{self._where}: {len(self._waiting)} commands wait for room in the queue pair already",
                 next_step="Use more or deeper queues, or less at a time.",
             )
             return [NotSent(owner, error)]
-        self._waiting.append(_Waiting(owner, command, deadline_s))
+        self._waiting.append(WaitingCommand(owner, command, deadline_s))
         return []
 
     def handle(self, now_s: float, event: LinkEvent) -> list[QueueEffect]:
@@ -281,7 +259,7 @@ class QueuePair:
 
     # ---- commands ------------------------------------------------------------------------------------------------
 
-    def _post(self, item: _Waiting) -> PostCapsule:
+    def _post(self, item: WaitingCommand) -> PostCapsule:
         assert self.state is QueueState.LIVE
         assert len(self._posted) < self._limit
         # Identifiers go round, so that one comes back as late as possible: a target's stray second response then
@@ -290,7 +268,7 @@ class QueuePair:
             self._next_id = (self._next_id + 1) % (MAX_COMMAND_ID + 1)
         command_id, self._next_id = self._next_id, (self._next_id + 1) % (MAX_COMMAND_ID + 1)
         bind = self._bind(item.command)
-        posted = self._posted[command_id] = _Posted(item.owner, item.deadline_s, bind)
+        posted = self._posted[command_id] = PostedCommand(item.owner, item.deadline_s, bind)
         self._submitted += 1
         if item.deadline_s != math.inf:
             heapq.heappush(self._deadlines, (item.deadline_s, self._submitted, posted))
@@ -303,7 +281,7 @@ class QueuePair:
             return None
         return self._windows.bind(command.window, is_written=command.opcode is IoOpcode.READ)
 
-    def _settle(self, command_id: int, posted: _Posted) -> list[QueueEffect]:
+    def _settle(self, command_id: int, posted: PostedCommand) -> list[QueueEffect]:
         """If all is here: the identifier, its place in the queue and its window are free again."""
         if not posted.is_over:
             return []
@@ -315,7 +293,7 @@ class QueuePair:
             effects.append(self._post(self._waiting.popleft()))
         return effects
 
-    def _finish(self, posted: _Posted) -> Finished:
+    def _finish(self, posted: PostedCommand) -> Finished:
         assert self.state is QueueState.LIVE
         assert not posted.reported, "a command ends once"
         assert posted.completion is not None

@@ -9,6 +9,7 @@ import json
 import sys
 from collections import Counter, deque
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from meshfusion.jbof.errors import MeshFusionError
+from meshfusion.jbof.nvme import sgl
 from meshfusion.jbof.nvme.command import Command
 from meshfusion.jbof.nvme.controller_effects import ControllerState
 from meshfusion.jbof.nvme.initiator import Initiator
@@ -26,6 +28,7 @@ from meshfusion.jbof.nvme.io_commands import read
 from meshfusion.jbof.nvme.key_scope import KeyScope
 from meshfusion.jbof.nvme.queue import QueuePair
 from meshfusion.jbof.nvme.sgl import RemoteMemory, remote_data
+from meshfusion.jbof.nvme.status import NvmeCommandError
 from meshfusion.jbof.nvme.windows import KeyWindows
 from tests.lab.guest_initiator import LBA_BYTES, MIB, RNG, exported, join, take_down, until
 
@@ -78,42 +81,58 @@ def let_target_write(initiator: Initiator, remote: RemoteMemory) -> bool:
 
 
 def transfers() -> dict[str, object]:
-    """Reads and writes of one piece and of many commands, at many depths, each compared."""
-    seen = Seen()
-    wrong = []
+    """Linux' target invalidates every key that it may."""
     with exported() as address:
-        initiator, _ = join(address, key_scope=KeyScope.COMMAND, io_queue_count=2, io_queue_depth=64)
-        arena = np.zeros(32 * MIB, np.uint8)
-        region = initiator.register(arena)
-        for depth in DEPTHS:
-            for size in (LBA_BYTES, 3 * LBA_BYTES, 128 << 10):
-                total = depth * size
-                source, sink = arena[:total], arena[16 * MIB + 12 : 16 * MIB + 12 + total]
-                source[:] = RNG.integers(0, 256, total, dtype=np.uint8)
-                sink[:] = 0
-                for begin, at in ((initiator.begin_write, 0), (initiator.begin_read, 16 * MIB + 12)):
-                    under_way = deque(
-                        begin(1, i * size // LBA_BYTES, [region.part(at + i * size, size)]) for i in range(depth)
-                    )
-                    while under_way:
-                        under_way.popleft().wait()
-                if not (source == sink).all():
-                    wrong.append((depth, size))
-        pieces = [region.part(i * 3 * LBA_BYTES, LBA_BYTES) for i in range(5)]
-        arena[: 20 * LBA_BYTES] = 1
-        initiator.write(1, 0, pieces)
-        initiator.read(1, 0, [region.part(MIB, 5 * LBA_BYTES)])
-        region.close()
-        max_descriptors = initiator.max_descriptors
-        initiator.close()
-    return {
+        report = transferred(address)
+    return {**report, "left": take_down()}
+
+
+def keys_left() -> dict[str, object]:
+    """It is not asked to, so that every key is left to us; and a target that keeps one still finds nothing."""
+    with patch.object(sgl, "_KEYED_INVALIDATE", sgl._KEYED_ADDRESS), exported() as address:
+        report = transferred(address)
+        late = late_use_of(address, KeyScope.COMMAND, Seen())
+    return {**report, "late": late, "left": take_down()}
+
+
+def transferred(address: str) -> dict[str, object]:
+    """Reads and writes of one piece and of many commands, at many depths, each compared; and one that fails."""
+    seen = Seen()
+    wrong: list[object] = []
+    initiator, _ = join(address, key_scope=KeyScope.COMMAND, io_queue_count=2, io_queue_depth=64)
+    arena = np.zeros(32 * MIB, np.uint8)
+    region = initiator.register(arena)
+    for depth in DEPTHS:
+        for size in (LBA_BYTES, 3 * LBA_BYTES, 128 << 10):
+            total = depth * size
+            source, sink = arena[:total], arena[16 * MIB + 12 : 16 * MIB + 12 + total]
+            source[:] = RNG.integers(0, 256, total, dtype=np.uint8)
+            sink[:] = 0
+            for begin, at in ((initiator.begin_write, 0), (initiator.begin_read, 16 * MIB + 12)):
+                under_way = deque(
+                    begin(1, i * size // LBA_BYTES, [region.part(at + i * size, size)]) for i in range(depth)
+                )
+                while under_way:
+                    under_way.popleft().wait()
+            if not (source == sink).all():
+                wrong.append((depth, size))
+    arena[: 20 * LBA_BYTES] = 1
+    initiator.write(1, 0, [region.part(i * 3 * LBA_BYTES, LBA_BYTES) for i in range(5)])
+    initiator.read(1, 0, [region.part(MIB, 5 * LBA_BYTES)])
+    with suppress(NvmeCommandError):
+        initiator.read(1, 1 << 40, [region.part(0, LBA_BYTES)])
+        wrong.append("read beyond the end")
+    report: dict[str, object] = {
         "wrong": wrong,
         "pieces": int(arena[MIB : MIB + 5 * LBA_BYTES].sum()),
-        "max_descriptors": max_descriptors,
+        "max_descriptors": initiator.max_descriptors,
+        "state": initiator.state.value,
         "keys": dict(seen.counts),
         "binds": len(seen.binds),
-        "left": take_down(),
     }
+    region.close()
+    initiator.close()
+    return report
 
 
 def late_use() -> dict[str, object]:
@@ -153,7 +172,7 @@ def late_use_of(address: str, scope: KeyScope, seen: Seen) -> dict[str, bool]:
     }
 
 
-CASES = (transfers, late_use)
+CASES = (transfers, keys_left, late_use)
 
 if __name__ == "__main__":
     np.seterr(all="raise")
