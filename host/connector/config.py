@@ -24,6 +24,7 @@ from meshfusion.jbof.config_problems import (
     misspelt,
 )
 from meshfusion.jbof.errors import ConfigError, FieldValueError
+from meshfusion.jbof.nvme.key_scope import KeyScope
 from meshfusion.jbof.sizes import parse_size_bytes
 
 EXTRA_CONFIG = "kv_connector_extra_config"
@@ -32,6 +33,10 @@ _ONE_POOL = (
     "give either `pool: {path: /dir}` (embedded) or `service: unix:///path` (shared service)",
 )
 _BLOCK_CACHED = ("block is O_DIRECT, which direct_io = false switches off", "remove direct_io, or use path: staged")
+_KEYS_ELSEWHERE = (
+    "of command is for targets over RDMA, and this path has none",
+    "set path: rdma, or remove key_scope",
+)
 _RDMA_ALONE = ("rdma needs a service that exports its pool", "use service: instead of pool:, or another path")
 
 
@@ -103,6 +108,12 @@ class ConnectorConfig(_Model):
         description="staged, block (O_DIRECT into the engine's memory), rdma (needs a service with exports), or auto: "
         "staged or block, whichever this machine does better; nothing else is tried when one is named",
     )
+    key_scope: KeyScope = Field(
+        default=KeyScope.REGION,
+        strict=False,
+        description="what a target's key to the engine's memory opens on path rdma: region (all KV memory, until the "
+        "path is closed) or command (one command's blocks, until it has ended; refused where a device cannot)",
+    )
     on_unsupported: OnUnsupported = Field(
         default=OnUnsupported.REFUSE, strict=False, description="refuse to start, or serve_without_cache, loudly"
     )
@@ -135,6 +146,8 @@ class ConnectorConfig(_Model):
             raise FieldValueError(*_RDMA_ALONE, field="path")
         if self.path is WantedPath.BLOCK and not self.direct_io:
             raise FieldValueError(*_BLOCK_CACHED, field="path")
+        if self.key_scope is KeyScope.COMMAND and self.path is not WantedPath.RDMA:
+            raise FieldValueError(*_KEYS_ELSEWHERE, field="key_scope")
         return self
 
 

@@ -26,6 +26,7 @@ from meshfusion.jbof.digest import DigestKernels
 from meshfusion.jbof.errors import FormatError
 from meshfusion.jbof.format import LABEL_LBAS, LBA_BYTES, decode_label_copies, shard_lba_count
 from meshfusion.jbof.media.file import DirectMode, open_data_file
+from meshfusion.jbof.nvme.key_scope import KeyScope
 
 logger = logging.getLogger("meshfusion.path")
 
@@ -36,7 +37,7 @@ READ_BYTES = 6 << 20  # of one load thread; a larger unit gets what it needs
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PathOpener:
-    """What every path of one worker needs. ``units_per_shard``: of a chunk."""
+    """What every path of one worker needs. ``units_per_shard``: of a chunk; ``key_scope``: of a path over RDMA."""
 
     memory: Memory
     layout: GroupLayout
@@ -46,6 +47,7 @@ class PathOpener:
     direct_io: bool
     cpus: Cpus
     is_digest_right: IsDigestRight
+    key_scope: KeyScope = KeyScope.REGION
 
     def open(self, wanted: PathKind | None, attachment: Attachment) -> DataPath:
         """``wanted`` None: the best that is possible here. May take as long as a target needs to be connected to.
@@ -111,7 +113,9 @@ class PathOpener:
         addresses = paths_to(export.portals, local_ports())
         host_id = uuid.uuid5(uuid.NAMESPACE_URL, export.host_nqn)
         host_key = parse_secret(export.host_key) if export.host_key else None
-        specs = path_specs(addresses, export.subsystem_nqn, export.host_nqn, host_id, host_key=host_key)
+        specs = path_specs(
+            addresses, export.subsystem_nqn, export.host_nqn, host_id, host_key=host_key, key_scope=self.key_scope
+        )
         multipath = Multipath(specs)
         try:
             view = NamespaceView(multipath, namespace.nsid, lba_bytes=namespace.lba_bytes)
@@ -122,7 +126,12 @@ class PathOpener:
             multipath.close(timeout_s=0.0)
             raise
         show_paths(multipath, attachment.pool_uuid)
-        logger.info("connected to %s over %s", export.subsystem_nqn, ", ".join(path.name for path in addresses))
+        logger.info(
+            "connected to %s over %s, with keys for each %s",
+            export.subsystem_nqn,
+            ", ".join(path.name for path in addresses),
+            self.key_scope.value,
+        )
         return rdma_path(
             view,
             namespace.nsid,

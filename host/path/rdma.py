@@ -92,9 +92,10 @@ def check_layout(layout: GroupLayout, lba_bytes: int, max_descriptors: int) -> N
     if is_aligned or max_descriptors > 1:
         return
     raise UnsupportedError(
-        f"the KV layout has runs of {layout.run_bytes} bytes, not whole blocks of {lba_bytes}, and the target takes "
-        "one piece of memory a command",
-        next_step="Use the staged path, a target that takes SGL lists (SPDK), or a larger engine block size.",
+        f"the KV layout has runs of {layout.run_bytes} bytes, not whole blocks of {lba_bytes}, and commands have one "
+        "piece of memory: the target takes no more, or key_scope is command",
+        next_step="Use the staged path, a target that takes SGL lists (SPDK) with key_scope: region, or a larger "
+        "engine block size.",
     )
 
 

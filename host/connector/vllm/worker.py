@@ -138,6 +138,7 @@ class WorkerSide:
             direct_io=self._config.direct_io,
             cpus=engine_cpus(),
             is_digest_right=self._is_digest_right,
+            key_scope=self._config.key_scope,
         )
         self._slot = PathSlot(partial(opener.open, self._wanted))
 
