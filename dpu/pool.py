@@ -178,7 +178,7 @@ class Pool:
         )
 
     def match(self, request: api.MatchRequest, *, deadline_s: float) -> api.MatchReply:
-        found = self._index.get_many(request.keys)
+        found = self._index.get_many(key for group in request.groups for key in group.keys if key)
         with self._mutex:
             return self._store.match(self._clock(), request, found)
 

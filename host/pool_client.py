@@ -180,7 +180,8 @@ class PoolClient:
         self, standing: Standing, request_id: str, attempt: int, keys: tuple[bytes, ...], deadline_s: float
     ) -> Matched | None:
         holder_id = standing.attachment.holder_id
-        request = api.MatchRequest(holder_id, request_id, 0, self._form.chunk_tokens, keys)
+        groups = (api.GroupKeys(0, keys, (0,) * len(keys)),)
+        request = api.MatchRequest(holder_id, request_id, self._form.chunk_tokens, groups)
         # A little more than the scheduler waits: a late answer carries a lease that must be given back.
         patience_s = max(0.0, deadline_s - time.monotonic()) + 0.25
         reply = self._standing.ask("match", holder_id, lambda: self._service.match(request, deadline_s=patience_s))

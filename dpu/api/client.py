@@ -10,7 +10,7 @@ import grpc
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from meshfusion.dpu.api import codec, codec_status, codec_writes
+from meshfusion.dpu.api import codec, codec_match, codec_status, codec_writes
 from meshfusion.dpu.api import types as t
 from meshfusion.dpu.api.address import parse_address
 from meshfusion.dpu.api.error_codec import decode_error
@@ -57,7 +57,8 @@ class GrpcChunkService:
         return self._call("Attach", request, codec.attach_request_to_pb, codec.attachment_from_pb, deadline_s)
 
     def match(self, request: t.MatchRequest, *, deadline_s: float) -> t.MatchReply:
-        return self._call("Match", request, codec.match_request_to_pb, codec.match_reply_from_pb, deadline_s)
+        encode, decode = (codec_match.match_request_to_pb, codec_match.match_reply_from_pb)
+        return self._call("Match", request, encode, decode, deadline_s)
 
     def release(self, request: t.ReleaseRequest, *, deadline_s: float) -> None:
         self._call("Release", request, codec.release_request_to_pb, _nothing, deadline_s)

@@ -1,8 +1,9 @@
 """Between wire messages and the value types of the chunk service. Pure functions.
 
 ``X_to_pb`` trusts its argument. ``X_from_pb`` checks lengths and bounds (:mod:`meshfusion.dpu.api.limits`)
-and raises :class:`~meshfusion.dpu.api.limits.MalformedMessageError`. Here: what readers exchange; the writers'
-messages are in :mod:`meshfusion.dpu.api.codec_writes`, status in :mod:`meshfusion.dpu.api.codec_status`.
+and raises :class:`~meshfusion.dpu.api.limits.MalformedMessageError`. Here: what is shared, and what readers exchange
+but for lookups (:mod:`meshfusion.dpu.api.codec_match`); the writers' messages are in
+:mod:`meshfusion.dpu.api.codec_writes`, status in :mod:`meshfusion.dpu.api.codec_status`.
 """
 
 from __future__ import annotations
@@ -210,35 +211,6 @@ def attachment_from_pb(m: pb.Attachment) -> t.Attachment:
         grant_ttl_s=check_seconds("grant_ttl_s", m.grant_ttl_s),
         heartbeat_s=check_seconds("heartbeat_s", m.heartbeat_s),
         export=export_from_pb(m.export) if m.HasField("export") else None,
-    )
-
-
-def match_request_to_pb(r: t.MatchRequest) -> pb.MatchRequest:
-    return pb.MatchRequest(
-        holder_id=r.holder_id, request_id=r.request_id, group=r.group, chunk_tokens=r.chunk_tokens, keys=r.keys
-    )
-
-
-def match_request_from_pb(m: pb.MatchRequest) -> t.MatchRequest:
-    check_count("keys", m.keys, MAX_KEYS_PER_MATCH)
-    return t.MatchRequest(
-        holder_id=check_id("holder_id", m.holder_id),
-        # The engine's, and through it its user's: not ours to keep short.
-        request_id=check_text("request_id", m.request_id),
-        group=m.group,
-        chunk_tokens=check_int("chunk_tokens", m.chunk_tokens, 1, MAX_UINT32),
-        keys=tuple(check_key("keys", key) for key in m.keys),
-    )
-
-
-def match_reply_to_pb(r: t.MatchReply) -> pb.MatchReply:
-    return pb.MatchReply(lease_id=r.lease_id, chunks=map(chunk_to_pb, r.chunks))
-
-
-def match_reply_from_pb(m: pb.MatchReply) -> t.MatchReply:
-    check_count("chunks", m.chunks, MAX_KEYS_PER_MATCH)
-    return t.MatchReply(
-        lease_id=check_id("lease_id", m.lease_id, allow_empty=not m.chunks), chunks=tuple(map(chunk_from_pb, m.chunks))
     )
 
 

@@ -104,7 +104,10 @@ def commit_request_to_pb(r: t.CommitRequest) -> pb.CommitRequest:
     return pb.CommitRequest(
         holder_id=r.holder_id,
         epoch=r.epoch,
-        items=[pb.CommitItem(grant_id=i.grant_id, unit_digests=map(digests_to_pb, i.unit_digests)) for i in r.items],
+        items=[
+            pb.CommitItem(grant_id=i.grant_id, unit_digests=map(digests_to_pb, i.unit_digests), bundle=i.bundle)
+            for i in r.items
+        ],
     )
 
 
@@ -117,7 +120,9 @@ def commit_request_from_pb(m: pb.CommitRequest) -> t.CommitRequest:
         epoch=check_int("epoch", m.epoch),
         items=tuple(
             t.CommitItem(
-                grant_id=check_id("item.grant_id", i.grant_id), unit_digests=tuple(map(digests_from_pb, i.unit_digests))
+                grant_id=check_id("item.grant_id", i.grant_id),
+                unit_digests=tuple(map(digests_from_pb, i.unit_digests)),
+                bundle=i.bundle,
             )
             for i in m.items
         ),

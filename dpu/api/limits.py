@@ -7,13 +7,15 @@ A message that breaks one is refused with :class:`MalformedMessageError`, which 
 from __future__ import annotations
 
 import math
-from collections.abc import Sized
+from collections.abc import Sequence, Sized
+from operator import gt
 
-from meshfusion.dpu.api.types import IDENTITY_BYTES, KEY_BYTES
+from meshfusion.dpu.api.types import IDENTITY_BYTES, KEY_BYTES, GroupKeys
 from meshfusion.jbof.errors import ServiceError
 
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
-MAX_KEYS_PER_MATCH = 65_536
+MAX_KEYS_PER_MATCH = 65_536  # of all groups together
+MAX_GROUPS = 64
 MAX_ITEMS = 4_096
 MAX_LIST_LIMIT = 1_000
 MAX_SHARDS = 1_024
@@ -82,3 +84,43 @@ def check_seconds(field: str, value: float) -> float:
 def check_count(field: str, values: Sized, high: int) -> None:
     if len(values) > high:
         raise malformed(field, f"has {len(values)} entries; at most {high} are allowed")
+
+
+def check_group_counts(key_counts: Sequence[int]) -> None:
+    """How many groups a lookup may ask for, and how many keys for all of them."""
+    check_count("groups", key_counts, MAX_GROUPS)
+    if sum(key_counts) > MAX_KEYS_PER_MATCH:
+        raise malformed("groups", f"have {sum(key_counts)} keys together; at most {MAX_KEYS_PER_MATCH} are allowed")
+
+
+def check_groups(groups: Sequence[GroupKeys]) -> None:
+    """What a lookup asks for: each group once, with as many chunks as the others, and needs that never decrease."""
+    check_group_counts([len(group.keys) for group in groups])
+    numbers = [group.group for group in groups]
+    for at, group in enumerate(groups):
+        field = f"groups[{at}]"
+        check_int(f"{field}.group", group.group, 0, MAX_UINT32)
+        if group.group in numbers[:at]:
+            raise malformed(f"{field}.group", f"is {group.group} once more; each group may be asked for once")
+        if len(group.keys) != len(groups[0].keys):
+            raise malformed(
+                f"{field}.keys",
+                f"has {len(group.keys)} entries; it must have those of the first, {len(groups[0].keys)}",
+            )
+        for wrong in set(map(len, group.keys)) - {0, KEY_BYTES}:
+            raise malformed(f"{field}.keys", f"has a key of {wrong} bytes, not {KEY_BYTES} (or 0: nothing is stored)")
+        _check_first_needed(f"{field}.first_needed", group.first_needed, len(group.keys))
+
+
+def _check_first_needed(field: str, first_needed: tuple[int, ...], chunk_count: int) -> None:
+    if len(first_needed) != chunk_count:
+        raise malformed(field, f"has {len(first_needed)} entries; it must have one for each key, {chunk_count}")
+    if not any(first_needed):
+        return  # most: it always needs everything
+    is_decreasing = any(map(gt, first_needed, first_needed[1:]))
+    if first_needed[0] >= 0 and not is_decreasing and not any(map(gt, first_needed, range(1, chunk_count + 1))):
+        return
+    before = 0
+    for i, first in enumerate(first_needed):
+        check_int(f"{field}[{i}]", first, before, i + 1)
+        before = first

@@ -11,7 +11,7 @@ import grpc
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
-from meshfusion.dpu.api import codec, codec_status, codec_writes
+from meshfusion.dpu.api import codec, codec_match, codec_status, codec_writes
 from meshfusion.dpu.api.address import UnixAddress, parse_address
 from meshfusion.dpu.api.error_codec import encode_error
 from meshfusion.dpu.api.limits import MAX_MESSAGE_BYTES, check_id, check_key, malformed
@@ -118,7 +118,9 @@ def _calls(service: ChunkService) -> dict[str, Call]:
 
     return {
         "Attach": lambda m, d: r.attachment_to_pb(s.attach(r.attach_request_from_pb(m), deadline_s=d)),
-        "Match": lambda m, d: r.match_reply_to_pb(s.match(r.match_request_from_pb(m), deadline_s=d)),
+        "Match": lambda m, d: codec_match.match_reply_to_pb(
+            s.match(codec_match.match_request_from_pb(m), deadline_s=d)
+        ),
         "Release": release,
         "Reserve": lambda m, d: w.reserve_reply_to_pb(s.reserve(w.reserve_request_from_pb(m), deadline_s=d)),
         "Commit": lambda m, d: w.commit_reply_to_pb(s.commit(w.commit_request_from_pb(m), deadline_s=d)),

@@ -13,7 +13,7 @@ from typing import Protocol
 KEY_BYTES = 32
 IDENTITY_BYTES = 32
 UNIT_DIGEST_BYTES = 8
-API_VERSION = 1
+API_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,21 +151,36 @@ class Attachment:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupKeys:
+    """The chunks of one KV group of a request, from token 0 on; all groups of a request have equally many.
+
+    ``keys[i]``: of chunk ``i``; b"" where the group stores nothing of it, and then it counts as there.
+    ``first_needed[i]``: to resume after chunk ``i`` this group's chunks ``first_needed[i]`` to ``i`` must be there;
+    ``i + 1`` when none must. Never decreases.
+    """
+
+    group: int
+    keys: tuple[bytes, ...]
+    first_needed: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class MatchRequest:
-    """Which leading ``keys`` are stored, in order from token 0? Answered with a lease on them."""
+    """After how many leading chunks can all ``groups`` resume? Answered with a lease on what that takes."""
 
     holder_id: str
     request_id: str
-    group: int
     chunk_tokens: int
-    keys: tuple[bytes, ...]
+    groups: tuple[GroupKeys, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class MatchReply:
-    """``chunks`` is the stored prefix of the asked keys; ``lease_id`` is "" when it is empty."""
+    """``chunk_count``: the longest boundary, in chunks, at which all groups can resume; ``chunks``: those needed there,
+    by group in the order asked and then by position; leased. 0, () and "" when there is none."""
 
     lease_id: str
+    chunk_count: int
     chunks: tuple[ChunkRecord, ...]
 
 
@@ -213,10 +228,15 @@ class ReserveReply:
 
 @dataclass(frozen=True, slots=True)
 class CommitItem:
-    """Sent only after the data and a flush completed (rule 1). Digests per shard, per unit."""
+    """Sent only after the data and a flush completed (rule 1). Digests per shard, per unit.
+
+    ``bundle``: items of one request with the same one become visible in one transaction, or none of them does; with 0
+    each is on its own.
+    """
 
     grant_id: str
     unit_digests: tuple[tuple[bytes, ...], ...]
+    bundle: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +248,8 @@ class CommitRequest:
 
 @dataclass(frozen=True, slots=True)
 class CommitReply:
-    """``committed[i]``: is item ``i`` now visible? False: its grant had expired or was unknown."""
+    """``committed[i]``: is item ``i`` now visible? False: its grant, or that of another item of its bundle, had expired
+    or was unknown; the grants of the others of such a bundle are given back."""
 
     committed: tuple[bool, ...]
 

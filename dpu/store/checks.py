@@ -6,11 +6,14 @@ import re
 from collections.abc import Iterable
 
 from meshfusion.dpu.api import types as api
+from meshfusion.dpu.api.limits import MAX_GROUPS
 from meshfusion.dpu.store.effects import HolderRecord
 from meshfusion.dpu.store.grants import Grant
 from meshfusion.jbof.errors import ConfigError, ServiceError, UnsupportedError
 from meshfusion.jbof.format import header_lba_count, shard_lba_count, unit_lba_count
 from meshfusion.jbof.segments import SegmentGeometry
+
+SERVED_TENANT = "default"
 
 _INCARNATION = re.compile(r"[0-9A-Za-z_-]{1,64}")  # it names a file
 
@@ -27,8 +30,8 @@ def refuse_unserved(request: api.AttachRequest) -> None:
         unserved.append("a NUL character in engine_version or host")
     if request.api_version != api.API_VERSION:
         unserved.append(f"api_version {request.api_version} (served: {api.API_VERSION})")
-    if request.tenant != "default":
-        unserved.append(f"tenant {request.tenant!r} (served: 'default')")
+    if request.tenant != SERVED_TENANT:
+        unserved.append(f"tenant {request.tenant!r} (served: {SERVED_TENANT!r})")
     if request.rank_count != 1:
         unserved.append(f"rank_count {request.rank_count} (served: 1)")
     if request.handoff_token:
@@ -57,11 +60,11 @@ def refuse_other_exports(former: Iterable[HolderRecord], exported_as: str) -> No
 
 def refuse_item(item: api.ReserveItem, geometry: SegmentGeometry) -> None:
     """Raises for a chunk that is not served yet or cannot fit a segment."""
-    if item.copies != 1 or item.group != 0 or [shard.rank for shard in item.shards] != [0]:
+    if item.copies != 1 or not 0 <= item.group < MAX_GROUPS or [shard.rank for shard in item.shards] != [0]:
         raise UnsupportedError(
             f"a chunk with copies={item.copies}, group={item.group}, ranks={[s.rank for s in item.shards]} is not "
             "served yet",
-            next_step="use one copy, group 0 and rank 0",
+            next_step=f"use one copy, a group from 0 to {MAX_GROUPS - 1}, and rank 0",
         )
     if not (0 < item.token_count <= _U32_MAX and 0 <= item.position_tokens <= _U64_MAX):
         raise ServiceError(
@@ -104,7 +107,7 @@ def record_of(grant: Grant, item: api.CommitItem, holder: HolderRecord, lba_byte
     return api.ChunkRecord(
         key=grant.item.key,
         identity=holder.identity,
-        tenant="default",
+        tenant=SERVED_TENANT,
         group=grant.item.group,
         position_tokens=grant.item.position_tokens,
         token_count=grant.item.token_count,

@@ -16,7 +16,9 @@ from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
 from meshfusion.dpu.api import types as api
-from meshfusion.dpu.store.checks import record_of, refuse_commit, refuse_item, refuse_unserved
+from meshfusion.dpu.api.limits import check_groups
+from meshfusion.dpu.store.boundary import longest_boundary
+from meshfusion.dpu.store.checks import SERVED_TENANT, record_of, refuse_commit, refuse_item, refuse_unserved
 from meshfusion.dpu.store.effects import (
     DeleteChunk,
     DeleteHolder,
@@ -175,25 +177,30 @@ class Store:
     # ---- reading -------------------------------------------------------------------------------------------------
 
     def match(self, now_s: float, request: api.MatchRequest, found: Mapping[bytes, api.ChunkRecord]) -> api.MatchReply:
-        """The longest stored prefix of ``request.keys``, leased. ``found``: what the index holds for those keys."""
+        """The longest boundary at which all groups can resume, leased: all that they need there, or nothing (rule 1).
+
+        ``found``: what the index holds for the request's keys. Where the longest would pin more than leases may, it is
+        the longest that does not.
+        """
+        check_groups(request.groups)
         holder = self._holder(now_s, request.holder_id, None)
-        matched: list[api.ChunkRecord] = []
-        for i, key in enumerate(request.keys):
-            record = found.get(key)
-            if record is None or not self._is_servable(record, key, holder, request, i):
-                break
-            matched.append(record)
+
+        def find(group: api.GroupKeys, i: int) -> api.ChunkRecord | None:
+            record = found.get(group.keys[i])
+            return record if record is not None and self._is_servable(record, group, i, holder, request) else None
+
+        pinned_max = int(self.options.max_pinned_fraction * self.segments.geometry.segment_count)
+        boundary = longest_boundary(request.groups, find, self.segments, pinned_max)
         self.counters["match_requests"] += 1
-        self.counters["match_keys"] += len(request.keys)
-        matched = self._affordable(matched)
-        if not matched:
-            return api.MatchReply("", ())
-        touched = _segments_of(matched)
-        for segment in touched:
+        self.counters["match_keys"] += sum(len(group.keys) - group.keys.count(b"") for group in request.groups)
+        self.counters["match_shortened_by_pins"] += boundary.is_shortened
+        if not boundary.chunk_count:
+            return api.MatchReply("", 0, ())
+        for segment in boundary.segments:
             self.segments.used(segment, now_s)
-        lease = self.leases.grant(now_s, request.holder_id, request.request_id, touched)
-        self.counters["matched_chunks"] += len(matched)
-        return api.MatchReply(lease.lease_id, tuple(matched))
+        lease = self.leases.grant(now_s, request.holder_id, request.request_id, boundary.segments)
+        self.counters["matched_chunks"] += len(boundary.chunks)
+        return api.MatchReply(lease.lease_id, boundary.chunk_count, boundary.chunks)
 
     def release(self, now_s: float, request: api.ReleaseRequest) -> None:
         for lease_id in request.lease_ids:
@@ -237,27 +244,28 @@ class Store:
         return step
 
     def commit(self, now_s: float, request: api.CommitRequest) -> Step[api.CommitReply]:
-        """Data and flush are done; make the chunks visible. Refused once expiry began (rule 3)."""
+        """Data and flush are done; make the chunks visible. Refused once expiry began (rule 3), and with one item all
+        others of its bundle (rule 1)."""
         holder = self._holder(now_s, request.holder_id, request.epoch)
         for item in request.items:
             if (asked := self.grants.get(request.holder_id, item.grant_id)) is not None:
                 refuse_commit(asked, item)
+        taken: dict[str, Grant] = {}
+        committed = [self._take_for_commit(now_s, request.holder_id, item, taken) for item in request.items]
+        broken = {item.bundle for item, is_taken in zip(request.items, committed, strict=True) if not is_taken} - {0}
         pending = _Pending()
-        committed: list[bool] = []
-        for item in request.items:
-            grant = self.grants.get(request.holder_id, item.grant_id)
-            if grant is None or grant.state in _SETTLED_ELSEWHERE:
-                committed.append(False)
+        for i, item in enumerate(request.items):
+            if not committed[i]:
                 continue
-            if grant.state is GrantState.EXPIRED or grant.expires_s <= now_s:
-                self.grants.resolve(grant)  # the holder has answered: nothing of it is in flight
-                self.counters["commit_refused_expired"] += 1
-                committed.append(False)
+            grant = taken[item.grant_id]
+            if item.bundle in broken:
+                self.grants.resolve(grant)  # written and flushed, so nothing of it is in flight: as if given back
+                self.counters["commit_refused_bundle"] += 1
+                committed[i] = False
                 continue
             record = record_of(grant, item, holder.record, self.segments.geometry.lba_bytes)
             grant.state = GrantState.COMMITTING
             pending.committing.append((grant, record))
-            committed.append(True)
         reply = api.CommitReply(tuple(committed))
         if not pending.committing:
             return Step(reply)
@@ -382,13 +390,26 @@ class Store:
                 self.grants.resolve(grant)
         self.holders.remove(holder_id)
 
+    def _take_for_commit(self, now_s: float, holder_id: str, item: api.CommitItem, taken: dict[str, Grant]) -> bool:
+        """May the grant of this item be committed? If so it is added to ``taken``, where it must not be yet."""
+        grant = self.grants.get(holder_id, item.grant_id)
+        if grant is None or grant.state in _SETTLED_ELSEWHERE or grant.grant_id in taken:
+            return False
+        if grant.state is GrantState.EXPIRED or grant.expires_s <= now_s:
+            self.grants.resolve(grant)  # the holder has answered: nothing of it is in flight
+            self.counters["commit_refused_expired"] += 1
+            return False
+        taken[grant.grant_id] = grant
+        return True
+
     def _is_servable(
-        self, record: api.ChunkRecord, key: bytes, holder: Holder, request: api.MatchRequest, i: int
+        self, record: api.ChunkRecord, group: api.GroupKeys, i: int, holder: Holder, request: api.MatchRequest
     ) -> bool:
         servable = (
-            record.key == key
+            record.key == group.keys[i]
             and record.identity == holder.record.identity
-            and record.group == request.group
+            and record.tenant == SERVED_TENANT
+            and record.group == group.group
             and record.position_tokens == i * request.chunk_tokens
             and record.token_count == request.chunk_tokens
         )
@@ -396,18 +417,6 @@ class Store:
             self.counters["match_refused_mismatch"] += 1
             return False
         return self.is_readable(record)
-
-    def _affordable(self, matched: list[api.ChunkRecord]) -> list[api.ChunkRecord]:
-        """The prefix that can be leased without pinning more segments than allowed. A segment that is pinned already
-        costs nothing: a prefix that many requests share is pinned once."""
-        allowed = int(self.options.max_pinned_fraction * self.segments.geometry.segment_count)
-        added: set[int] = set()
-        for i, record in enumerate(matched):
-            added |= {segment for segment in _segments_of([record]) if not self.segments.pins(segment)[0]}
-            if self.segments.read_pinned_count + len(added) > allowed:
-                self.counters["match_shortened_by_pins"] += 1
-                return matched[:i]
-        return matched
 
     def _reserve_item(
         self,
@@ -455,7 +464,3 @@ class Store:
     def _may_reclaim(self, segment: int) -> bool:
         """Nothing is reclaimed until every holder of an earlier epoch has re-asserted itself or is fenced."""
         return self.holders.all_current()
-
-
-def _segments_of(records: Iterable[api.ChunkRecord]) -> set[int]:
-    return {shard.extent.segment for record in records for shard in record.shards}

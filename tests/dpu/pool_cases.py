@@ -95,7 +95,8 @@ class Holder:
         return result.outcome is api.ReserveOutcome.GRANTED and self.commit(result, self.write(i, result))
 
     def match(self, *chunks: int) -> api.MatchReply:
-        request = api.MatchRequest(self.id, "r", 0, 16, tuple(key(i) for i in chunks))
+        group = api.GroupKeys(0, tuple(key(i) for i in chunks), (0,) * len(chunks))
+        request = api.MatchRequest(self.id, "r", 16, (group,))
         return self.pool.match(request, deadline_s=DEADLINE_S)
 
     def leave(self) -> None:

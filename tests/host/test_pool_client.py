@@ -56,7 +56,7 @@ def test_a_hit_carries_the_lease_and_the_stored_prefix(service: ControlledServic
         assert answer.stored.keys == keys(2)
         assert answer.lease_id in service.leases
         (request,) = service.calls["match"]
-        assert (request.holder_id, request.request_id, request.group) == (rig.attachment.holder_id, "r", 0)
+        assert (request.holder_id, request.request_id) == (rig.attachment.holder_id, "r")
         assert request.chunk_tokens == CHUNK_TOKENS
         rig.client.release((answer.lease_id,))
         until(lambda: not service.leases)

@@ -163,27 +163,37 @@ class Attachment(_message.Message):
     export: Export
     def __init__(self, pool_uuid: _Optional[str] = ..., holder_id: _Optional[str] = ..., epoch: _Optional[int] = ..., namespaces: _Optional[_Iterable[_Union[Namespace, _Mapping[str, object]]]] = ..., liveness_path: _Optional[str] = ..., lease_ttl_s: _Optional[float] = ..., grant_ttl_s: _Optional[float] = ..., heartbeat_s: _Optional[float] = ..., export: _Optional[_Union[Export, _Mapping[str, object]]] = ...) -> None: ...
 
+class GroupKeys(_message.Message):
+    __slots__ = ("group", "keys", "first_needed_steps")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_NEEDED_STEPS_FIELD_NUMBER: _ClassVar[int]
+    group: int
+    keys: _containers.RepeatedScalarFieldContainer[bytes]
+    first_needed_steps: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, group: _Optional[int] = ..., keys: _Optional[_Iterable[bytes]] = ..., first_needed_steps: _Optional[_Iterable[int]] = ...) -> None: ...
+
 class MatchRequest(_message.Message):
-    __slots__ = ("holder_id", "request_id", "group", "chunk_tokens", "keys")
+    __slots__ = ("holder_id", "request_id", "chunk_tokens", "groups")
     HOLDER_ID_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
-    GROUP_FIELD_NUMBER: _ClassVar[int]
     CHUNK_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    KEYS_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
     holder_id: str
     request_id: str
-    group: int
     chunk_tokens: int
-    keys: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, holder_id: _Optional[str] = ..., request_id: _Optional[str] = ..., group: _Optional[int] = ..., chunk_tokens: _Optional[int] = ..., keys: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    groups: _containers.RepeatedCompositeFieldContainer[GroupKeys]
+    def __init__(self, holder_id: _Optional[str] = ..., request_id: _Optional[str] = ..., chunk_tokens: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[GroupKeys, _Mapping[str, object]]]] = ...) -> None: ...
 
 class MatchReply(_message.Message):
-    __slots__ = ("lease_id", "chunks")
+    __slots__ = ("lease_id", "chunks", "chunk_count")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_COUNT_FIELD_NUMBER: _ClassVar[int]
     lease_id: str
     chunks: _containers.RepeatedCompositeFieldContainer[ChunkRecord]
-    def __init__(self, lease_id: _Optional[str] = ..., chunks: _Optional[_Iterable[_Union[ChunkRecord, _Mapping[str, object]]]] = ...) -> None: ...
+    chunk_count: int
+    def __init__(self, lease_id: _Optional[str] = ..., chunks: _Optional[_Iterable[_Union[ChunkRecord, _Mapping[str, object]]]] = ..., chunk_count: _Optional[int] = ...) -> None: ...
 
 class ReleaseRequest(_message.Message):
     __slots__ = ("holder_id", "lease_ids")
@@ -240,12 +250,14 @@ class ReserveReply(_message.Message):
     def __init__(self, results: _Optional[_Iterable[_Union[ReserveResult, _Mapping[str, object]]]] = ...) -> None: ...
 
 class CommitItem(_message.Message):
-    __slots__ = ("grant_id", "unit_digests")
+    __slots__ = ("grant_id", "unit_digests", "bundle")
     GRANT_ID_FIELD_NUMBER: _ClassVar[int]
     UNIT_DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    BUNDLE_FIELD_NUMBER: _ClassVar[int]
     grant_id: str
     unit_digests: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, grant_id: _Optional[str] = ..., unit_digests: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    bundle: int
+    def __init__(self, grant_id: _Optional[str] = ..., unit_digests: _Optional[_Iterable[bytes]] = ..., bundle: _Optional[int] = ...) -> None: ...
 
 class CommitRequest(_message.Message):
     __slots__ = ("holder_id", "epoch", "items")

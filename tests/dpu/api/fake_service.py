@@ -86,11 +86,11 @@ class FakeChunkService:
         self._enter("match", request, deadline_s)
         self._check_holder(request.holder_id)
         found = []
-        for key in request.keys:
+        for key in request.groups[0].keys:
             if key not in self.chunks:
                 break
             found.append(self.chunks[key])
-        return t.MatchReply("lease-1" if found else "", tuple(found))
+        return t.MatchReply("lease-1" if found else "", len(found), tuple(found))
 
     def release(self, request: t.ReleaseRequest, *, deadline_s: float) -> None:
         self._enter("release", request, deadline_s)

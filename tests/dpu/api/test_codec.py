@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError, Message
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshfusion.dpu.api import codec, codec_status, codec_writes, limits
+from meshfusion.dpu.api import codec, codec_match, codec_status, codec_writes, limits
 from meshfusion.dpu.api import types as t
 from meshfusion.dpu.api.limits import MalformedMessageError
 from meshfusion.dpu.api.v1 import chunk_pb2 as pb
@@ -42,9 +42,31 @@ results = st.one_of(
     st.builds(t.ReserveResult, st.sampled_from(list(t.ReserveOutcome)[1:])),
 )
 match_replies = st.one_of(
-    st.just(t.MatchReply("", ())),
-    st.builds(t.MatchReply, ids, st.lists(chunks, min_size=1, max_size=3).map(tuple)),
+    st.just(t.MatchReply("", 0, ())),
+    st.builds(
+        t.MatchReply,
+        ids,
+        st.integers(1, limits.MAX_KEYS_PER_MATCH),
+        st.lists(chunks, min_size=1, max_size=3).map(tuple),
+    ),
 )
+
+
+@st.composite
+def key_groups(draw: st.DrawFn) -> tuple[t.GroupKeys, ...]:
+    """Up to four groups with the same number of chunks."""
+    count = draw(st.integers(0, 8))
+    groups = []
+    for group in draw(st.lists(u32, max_size=4, unique=True)):
+        first_needed: list[int] = []
+        for i in range(count):
+            first_needed.append(draw(st.integers(first_needed[-1] if first_needed else 0, i + 1)))
+        is_whole = draw(st.booleans())
+        group_keys = draw(st.lists(keys | st.just(b""), min_size=count, max_size=count))
+        groups.append(t.GroupKeys(group, tuple(group_keys), (0,) * count if is_whole else tuple(first_needed)))
+    return tuple(groups)
+
+
 accesses = st.sampled_from(list(t.Access))
 portals = st.builds(t.Portal, ids, ids, st.integers(1, 65_535))
 holders = st.builds(
@@ -100,10 +122,10 @@ CASES: dict[str, tuple[st.SearchStrategy[Any], Codec]] = {
         (codec.attachment_to_pb, codec.attachment_from_pb),
     ),
     "match": (
-        st.builds(t.MatchRequest, ids, texts, u32, st.integers(1, 2**32 - 1), tuples_of(keys)),
-        (codec.match_request_to_pb, codec.match_request_from_pb),
+        st.builds(t.MatchRequest, ids, texts, st.integers(1, 2**32 - 1), key_groups()),
+        (codec_match.match_request_to_pb, codec_match.match_request_from_pb),
     ),
-    "match reply": (match_replies, (codec.match_reply_to_pb, codec.match_reply_from_pb)),
+    "match reply": (match_replies, (codec_match.match_reply_to_pb, codec_match.match_reply_from_pb)),
     "release": (
         st.builds(t.ReleaseRequest, ids, tuples_of(ids)),
         (codec.release_request_to_pb, codec.release_request_from_pb),
@@ -117,7 +139,7 @@ CASES: dict[str, tuple[st.SearchStrategy[Any], Codec]] = {
         (codec_writes.reserve_reply_to_pb, codec_writes.reserve_reply_from_pb),
     ),
     "commit": (
-        st.builds(t.CommitRequest, ids, u63, tuples_of(st.builds(t.CommitItem, ids, tuples_of(digests)))),
+        st.builds(t.CommitRequest, ids, u63, tuples_of(st.builds(t.CommitItem, ids, tuples_of(digests), u32))),
         (codec_writes.commit_request_to_pb, codec_writes.commit_request_from_pb),
     ),
     "commit reply": (
@@ -183,9 +205,13 @@ def test_garbage_is_refused_or_decodes_to_a_value_within_bounds(name: str, data:
     to_pb(value)
 
 
-def _match(**changes: Any) -> pb.MatchRequest:
-    fields: dict[str, Any] = {"holder_id": "h", "chunk_tokens": 64, "keys": [b"k" * 32], **changes}
+def _match(*groups: pb.GroupKeys, **changes: Any) -> pb.MatchRequest:
+    fields: dict[str, Any] = {"holder_id": "h", "chunk_tokens": 64, "groups": groups or [_group(0)], **changes}
     return pb.MatchRequest(**fields)
+
+
+def _group(group: int, count: int = 1, steps: tuple[int, ...] = (), key: bytes = b"k" * 32) -> pb.GroupKeys:
+    return pb.GroupKeys(group=group, keys=[key] * count, first_needed_steps=steps)
 
 
 def _reserve(**changes: Any) -> pb.ReserveRequest:
@@ -197,11 +223,16 @@ def _reserve(**changes: Any) -> pb.ReserveRequest:
 @pytest.mark.parametrize(
     ("decode", "message", "field"),
     [
-        (codec.match_request_from_pb, _match(keys=[b"k" * 31]), "keys"),
-        (codec.match_request_from_pb, _match(keys=[b"k" * 32] * 65_537), "keys"),
-        (codec.match_request_from_pb, _match(holder_id="h" * 201), "holder_id"),
-        (codec.match_request_from_pb, _match(holder_id=""), "holder_id"),
-        (codec.match_request_from_pb, _match(chunk_tokens=0), "chunk_tokens"),
+        (codec_match.match_request_from_pb, _match(_group(0), _group(1, key=b"k" * 31)), r"groups\[1\].keys"),
+        (codec_match.match_request_from_pb, _match(_group(0, 32_768), _group(1, 32_769)), "groups"),
+        (codec_match.match_request_from_pb, _match(*(_group(i) for i in range(65))), "groups"),
+        (codec_match.match_request_from_pb, _match(_group(0, 2, (0, 0, 0))), "group.first_needed_steps"),
+        (codec_match.match_request_from_pb, _match(holder_id="h" * 201), "holder_id"),
+        (codec_match.match_request_from_pb, _match(holder_id=""), "holder_id"),
+        (codec_match.match_request_from_pb, _match(chunk_tokens=0), "chunk_tokens"),
+        (codec_match.match_reply_from_pb, pb.MatchReply(chunk_count=1), "chunk_count"),
+        (codec_match.match_reply_from_pb, pb.MatchReply(chunk_count=65_537), "chunk_count"),
+        (codec_match.match_reply_from_pb, pb.MatchReply(lease_id="l", chunks=[pb.ChunkRecord()]), "chunk_count"),
         (codec_writes.reserve_request_from_pb, _reserve(key=b""), "item.key"),
         (codec_writes.reserve_request_from_pb, _reserve(position_tokens=2**63), "item.position_tokens"),
         (codec_writes.reserve_request_from_pb, _reserve(copies=0), "item.copies"),
@@ -243,6 +274,50 @@ def _reserve(**changes: Any) -> pb.ReserveRequest:
 def test_a_broken_bound_is_named(decode: Callable[[Any], Any], message: Message, field: str) -> None:
     with pytest.raises(MalformedMessageError, match=f"malformed message: {field} "):
         decode(message)
+
+
+def _asked(first_needed: tuple[int, ...], *, group: int = 0, keys: int | None = None) -> t.GroupKeys:
+    return t.GroupKeys(group, (b"k" * 32,) * (len(first_needed) if keys is None else keys), first_needed)
+
+
+@pytest.mark.parametrize(
+    ("groups", "problem"),
+    [
+        ((_asked((0,)), _asked((0,), group=2), _asked((0,))), r"groups\[2\].group is 0 once more; each group may be "),
+        (
+            (_asked((0,)), _asked((0, 0), group=1)),
+            r"groups\[1\].keys has 2 entries; it must have those of the first, 1",
+        ),
+        ((_asked((0, 0), keys=1),), r"groups\[0\].first_needed has 2 entries; it must have one for each key, 1"),
+        ((_asked((1, 3)),), r"groups\[0\].first_needed\[1\] is 3; it must lie between 1 and 2"),
+        ((_asked((1, 2, 1)),), r"groups\[0\].first_needed\[2\] is 1; it must lie between 2 and 3"),
+        ((_asked((-1, 0)),), r"groups\[0\].first_needed\[0\] is -1; it must lie between 0 and 1"),
+        ((_asked((0,), group=2**32),), r"groups\[0\].group is 4294967296; it must lie between 0 and 4294967295"),
+    ],
+)
+def test_a_lookup_that_makes_no_sense_is_refused_by_field_value_and_bound(
+    groups: tuple[t.GroupKeys, ...], problem: str
+) -> None:
+    with pytest.raises(MalformedMessageError, match=f"malformed message: {problem}"):
+        limits.check_groups(groups)
+
+
+@given(groups=key_groups())
+def test_a_lookup_that_makes_sense_is_not_refused(groups: tuple[t.GroupKeys, ...]) -> None:
+    limits.check_groups(groups)
+
+
+def test_groups_are_packed() -> None:
+    """1000 chunks: a key is 34 bytes with its tag and length, one of a chunk that is not stored 2, a need 1."""
+    count = 1_000
+    window = t.GroupKeys(1, (b"w" * 32,) * count, tuple(max(0, i - 7) for i in range(count)))
+    nothing = t.GroupKeys(2, (b"",) * count, (0,) * count)
+    sizes = [
+        len(codec_match.match_request_to_pb(t.MatchRequest("h", "r", 16, groups)).SerializeToString())
+        for groups in ((), (window,), (nothing,))
+    ]
+    assert 35 * count <= sizes[1] - sizes[0] < 35 * count + 16
+    assert 2 * count <= sizes[2] - sizes[0] < 2 * count + 16
 
 
 def test_digests_are_packed_back_to_back() -> None:

@@ -71,19 +71,28 @@ def attach_request(**changes: Any) -> t.AttachRequest:
     return t.AttachRequest(**fields)
 
 
+def match_request(*keys: bytes) -> t.MatchRequest:
+    windowed = t.GroupKeys(4, (b"w" * 32,) * len(keys), tuple(range(len(keys))))
+    return t.MatchRequest("h-1", "req", 64, (t.GroupKeys(3, keys, (0,) * len(keys)), windowed))
+
+
 def test_every_call_means_the_same_as_in_process(service: FakeChunkService, client: GrpcChunkService) -> None:
     chunk = make_chunk(2)
     size = t.ShardSize(0, 4096, 16)
     items = tuple(t.ReserveItem(bytes([n]) * 32, 0, 64 * n, 64, (size, size), copies=2) for n in range(4))
     calls: list[tuple[str, tuple[Any, ...]]] = [
         ("attach", (attach_request(),)),
-        ("match", (t.MatchRequest("h-1", "req", 3, 64, (chunk.key, make_chunk(3).key, b"?" * 32)),)),
-        ("match", (t.MatchRequest("h-1", "req", 3, 64, (b"?" * 32,)),)),
+        ("match", (match_request(chunk.key, make_chunk(3).key, b"?" * 32),)),
+        ("match", (match_request(b"?" * 32),)),
         ("release", (t.ReleaseRequest("h-1", ("lease-1", "lease-2")),)),
         ("reserve", (t.ReserveRequest("h-1", 3, items),)),
         (
             "commit",
-            (t.CommitRequest("h-1", 3, tuple(t.CommitItem(g, ((b"d" * 8,) * 2,)) for g in ("a", "grant-expired"))),),
+            (
+                t.CommitRequest(
+                    "h-1", 3, tuple(t.CommitItem(g, ((b"d" * 8,) * 2,), bundle=7) for g in ("a", "grant-expired"))
+                ),
+            ),
         ),
         ("abort", (t.AbortRequest("h-1", 3, ("grant-0",)),)),
         ("heartbeat", (t.HeartbeatRequest("h-1", 3, ("l1", "l2")),)),
@@ -172,7 +181,9 @@ def test_a_very_long_message_still_arrives(service: FakeChunkService, client: Gr
 def test_malformed_requests_are_invalid_arguments(service: FakeChunkService, server: RunningServer) -> None:
     with grpc.insecure_channel(server.address) as channel:
         call: Any = channel.unary_unary("/meshfusion.v1.ChunkService/Match")
-        bad_key = pb.MatchRequest(holder_id="h", chunk_tokens=1, keys=[b"short"]).SerializeToString()
+        bad_key = pb.MatchRequest(
+            holder_id="h", chunk_tokens=1, groups=[pb.GroupKeys(keys=[b"short"])]
+        ).SerializeToString()
         for raw in (b"\xff\xff\xff", bad_key):
             with pytest.raises(grpc.RpcError) as caught:
                 call(raw, timeout=DEADLINE_S)
@@ -239,7 +250,7 @@ def test_a_lease_nobody_waits_for_is_given_back(service: FakeChunkService, clien
     client.attach(attach_request(), deadline_s=DEADLINE_S)
     service.delay_s = 0.3
     with pytest.raises(errors.ServiceUnavailableError):
-        client.match(t.MatchRequest("h-1", "r", 0, 64, (make_chunk(1).key,)), deadline_s=0.05)
+        client.match(match_request(make_chunk(1).key), deadline_s=0.05)
     wait_until(lambda: ("release", t.ReleaseRequest("h-1", ("lease-1",))) in service.calls)
 
 
@@ -257,7 +268,7 @@ def test_an_answer_too_large_is_refused_and_its_lease_given_back(
     big = make_chunk(1, unit_count=65_536)
     service.chunks = {big.key: big}
     service.holders.add("h-1")
-    request = t.MatchRequest("h-1", "r", 0, 64, (big.key,) * 40)
+    request = match_request(*(big.key,) * 40)
     with pytest.raises(errors.ServiceError, match="more than 16777216"):
         client.match(request, deadline_s=20.0)
     assert ("release", t.ReleaseRequest("h-1", ("lease-1",))) in service.calls
@@ -359,7 +370,7 @@ def test_a_killed_and_restarted_service_is_found_again(address: str) -> None:
         process = start_process(address)
         wait_until(lambda: answers(client), timeout_s=2.0)
         with pytest.raises(errors.StaleHolderError):
-            client.match(t.MatchRequest("h-1", "r", 0, 64, (b"k" * 32,)), deadline_s=DEADLINE_S)
+            client.match(match_request(b"k" * 32), deadline_s=DEADLINE_S)
     finally:
         process.terminate()
         assert process.wait(DEADLINE_S) == 0

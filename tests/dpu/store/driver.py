@@ -23,14 +23,14 @@ IDENTITY = b"I" * 32
 DIGEST = b"8 bytes!"
 
 
-def key(i: int) -> bytes:
-    return bytes([i]) * 32
+def key(i: int, group: int = 0) -> bytes:
+    return bytes([group, i]) * 16
 
 
-def item(i: int, *, units: int = 4, position_tokens: int | None = None) -> api.ReserveItem:
+def item(i: int, *, units: int = 4, position_tokens: int | None = None, group: int = 0) -> api.ReserveItem:
     """Chunk ``i`` of a prompt: ``units`` + 1 logical blocks."""
     at = 16 * i if position_tokens is None else position_tokens
-    return api.ReserveItem(key(i), 0, at, 16, (api.ShardSize(0, 4096, units),))
+    return api.ReserveItem(key(i, group), group, at, 16, (api.ShardSize(0, 4096, units),))
 
 
 class Driver:
@@ -83,12 +83,12 @@ class Driver:
         reply: api.ReserveReply = self.settle(self.reserve_step(holder_id, *items))
         return reply.results
 
-    def commit_step(self, holder_id: str, *grant_ids: str, units: int = 4) -> Step[api.CommitReply]:
-        items = tuple(api.CommitItem(grant_id, ((DIGEST,) * units,)) for grant_id in grant_ids)
+    def commit_step(self, holder_id: str, *grant_ids: str, units: int = 4, bundle: int = 0) -> Step[api.CommitReply]:
+        items = tuple(api.CommitItem(grant_id, ((DIGEST,) * units,), bundle) for grant_id in grant_ids)
         return self.store.commit(self.now_s, api.CommitRequest(holder_id, self.epoch, items))
 
-    def commit(self, holder_id: str, *grant_ids: str, units: int = 4) -> tuple[bool, ...]:
-        reply: api.CommitReply = self.settle(self.commit_step(holder_id, *grant_ids, units=units))
+    def commit(self, holder_id: str, *grant_ids: str, units: int = 4, bundle: int = 0) -> tuple[bool, ...]:
+        reply: api.CommitReply = self.settle(self.commit_step(holder_id, *grant_ids, units=units, bundle=bundle))
         return reply.committed
 
     def put(self, holder_id: str, *items: api.ReserveItem) -> None:
@@ -97,10 +97,13 @@ class Driver:
             (result,) = self.reserve(holder_id, one)
             assert self.commit(holder_id, result.grant_id, units=one.shards[0].unit_count) == (True,)
 
-    def match(self, holder_id: str, *chunks: int, **changes: Any) -> api.MatchReply:
-        fields: dict[str, Any] = {"request_id": "r", "group": 0, "chunk_tokens": 16}
-        fields |= {"keys": tuple(key(i) for i in chunks)} | changes
-        return self.store.match(self.now_s, api.MatchRequest(holder_id, **fields), self.chunks)
+    def match(self, holder_id: str, *chunks: int, group: int = 0, chunk_tokens: int = 16) -> api.MatchReply:
+        """Of one group that needs everything from the start."""
+        asked = api.GroupKeys(group, tuple(key(i) for i in chunks), (0,) * len(chunks))
+        return self.match_groups(holder_id, asked, chunk_tokens=chunk_tokens)
+
+    def match_groups(self, holder_id: str, *groups: api.GroupKeys, chunk_tokens: int = 16) -> api.MatchReply:
+        return self.store.match(self.now_s, api.MatchRequest(holder_id, "r", chunk_tokens, groups), self.chunks)
 
     def abort(self, holder_id: str, *grant_ids: str) -> None:
         self.store.abort(self.now_s, api.AbortRequest(holder_id, self.epoch, grant_ids))

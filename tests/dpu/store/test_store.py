@@ -8,6 +8,7 @@ import pytest
 
 from meshfusion.dpu.api import types as api
 from meshfusion.dpu.api.types import ReserveOutcome as Outcome
+from meshfusion.dpu.store.store import StoreOptions
 from meshfusion.jbof.errors import ServiceError, StaleHolderError, UnsupportedError
 from tests.dpu.store.driver import DIGEST, GEOMETRY, Driver, item, key
 
@@ -55,11 +56,13 @@ def test_a_chunk_whose_segment_was_reopened_may_be_written_again(pool: Driver) -
     assert outcomes(pool.reserve("one", item(0, units=9))) == [Outcome.GRANTED]
 
 
-@pytest.mark.parametrize("changes", [{"group": 1}, {"chunk_tokens": 8}, {"keys": (key(1), key(0))}, {"keys": ()}])
-def test_a_match_is_exact(pool: Driver, changes: dict[str, object]) -> None:
+@pytest.mark.parametrize(
+    ("chunks", "changes"), [((0, 1), {"group": 1}), ((0, 1), {"chunk_tokens": 8}), ((1, 0), {}), ((), {})]
+)
+def test_a_match_is_exact(pool: Driver, chunks: tuple[int, ...], changes: dict[str, int]) -> None:
     pool.put("one", item(0), item(1))
     assert len(pool.match("one", 0, 1).chunks) == 2
-    assert pool.match("one", 0, 1, **changes) == api.MatchReply("", ())
+    assert pool.match("one", *chunks, **changes) == api.MatchReply("", 0, ())
 
 
 def test_another_identity_or_position_never_matches(pool: Driver) -> None:
@@ -69,6 +72,8 @@ def test_another_identity_or_position_never_matches(pool: Driver) -> None:
     assert [chunk.key for chunk in pool.match("one", 0, 1).chunks] == [key(0)]
     pool.chunks[key(5)] = replace(pool.chunks[key(0)], position_tokens=16)
     assert len(pool.match("one", 0, 5).chunks) == 1, "an entry under another key is damage"
+    pool.chunks[key(0)] = replace(pool.chunks[key(0)], tenant="acme")
+    assert pool.match("one", 0) == api.MatchReply("", 0, ()), "another tenant's"
 
 
 def test_pinned_segments_have_a_cap_and_at_it_a_shorter_prefix_is_offered(pool: Driver) -> None:
@@ -81,6 +86,66 @@ def test_pinned_segments_have_a_cap_and_at_it_a_shorter_prefix_is_offered(pool: 
     assert pool.match("one", 0, 1, 2).chunks == lease.chunks
     pool.store.release(0.0, api.ReleaseRequest("one", (lease.lease_id,)))
     assert pool.store.leases.pinned_bytes == 2 * 10 * 4096
+
+
+FULL, WINDOW, STATE = 0, 1, 2
+
+
+def asked(count: int) -> tuple[api.GroupKeys, ...]:
+    """Everything; the last two chunks; the state after the last one."""
+    needs = {FULL: (0,) * count, WINDOW: tuple(max(0, i - 1) for i in range(count)), STATE: tuple(range(count))}
+    return tuple(api.GroupKeys(g, tuple(key(i, g) for i in range(count)), need) for g, need in needs.items())
+
+
+def test_all_groups_resume_at_a_boundary_or_none_does() -> None:
+    pool = Driver(StoreOptions(max_pinned_fraction=1.0))
+    pool.attach("one")
+    pool.put("one", *(item(i, units=1, group=FULL) for i in range(4)))
+    assert pool.match_groups("one", *asked(4)) == api.MatchReply("", 0, ())
+    pool.put("one", *(item(i, units=1, group=STATE) for i in (0, 1, 3)))
+    assert pool.match_groups("one", *asked(4)) == api.MatchReply("", 0, ())
+    pool.put("one", *(item(i, units=1, group=WINDOW) for i in (0, 1, 3)))
+    reply = pool.match_groups("one", *asked(4))
+    assert reply.chunk_count == 2, "the window at 4 and the state at 3 are missing"
+    wanted = [(FULL, 0), (FULL, 1), (WINDOW, 0), (WINDOW, 1), (STATE, 1)]
+    assert [(chunk.group, chunk.position_tokens // 16) for chunk in reply.chunks] == wanted
+    pool.put("one", item(2, units=1, group=WINDOW))
+    reply = pool.match_groups("one", *asked(4))
+    assert reply.chunk_count == 4
+    wanted = [*((FULL, i) for i in range(4)), (WINDOW, 2), (WINDOW, 3), (STATE, 3)]
+    assert [(chunk.group, chunk.position_tokens // 16) for chunk in reply.chunks] == wanted
+
+
+def test_every_group_is_leased(pool: Driver) -> None:
+    pool.put("one", item(0, units=9, group=FULL), item(0, units=9, group=STATE))
+    full, _, state = asked(1)
+    assert pool.match_groups("one", full, state).chunk_count == 1
+    assert [pool.store.segments.pins(i)[0] for i in range(4)] == [1, 1, 0, 0]
+
+
+def test_a_lower_boundary_is_offered_where_the_longest_would_pin_too_much(pool: Driver) -> None:
+    """Two of four segments may be pinned: at 3 it takes three, at 1 all lies in one."""
+    pool.put("one", item(0, units=4, group=WINDOW), item(0, units=4, group=STATE))
+    pool.put("one", *(item(i, units=9, group=WINDOW) for i in (1, 2)), item(2, units=9, group=STATE))
+    _, window, state = asked(3)
+    reply = pool.match_groups("one", window, state)
+    assert (reply.chunk_count, pool.store.counters["match_shortened_by_pins"]) == (1, 1)
+    assert pool.store.segments.read_pinned_count == 1
+
+
+def test_a_boundary_that_takes_nothing_stored_is_none(pool: Driver) -> None:
+    """Nothing says then that the tokens before it were ever seen."""
+    pool.put("one", item(0, units=1), item(1, units=1))
+    nothing = api.GroupKeys(3, (b"",) * 3, (0, 0, 0))
+    assert pool.match_groups("one", nothing) == api.MatchReply("", 0, ())
+    local = api.GroupKeys(0, (key(0), key(1), b""), (0, 0, 3))
+    reply = pool.match_groups("one", local, nothing)
+    assert (reply.chunk_count, len(reply.chunks)) == (2, 2), "at 3 none of the groups needs anything"
+
+
+def test_a_lookup_that_makes_no_sense_is_refused(pool: Driver) -> None:
+    with pytest.raises(ServiceError, match=r"groups\[0\].first_needed\[1\] is 3; it must lie between 0 and 2"):
+        pool.match_groups("one", api.GroupKeys(0, (key(0), key(1)), (0, 3)))
 
 
 def test_leases_end_by_time_unless_renewed(pool: Driver) -> None:
@@ -170,6 +235,60 @@ def test_a_commit_counts_once(pool: Driver) -> None:
     assert len(pool.chunks) == 1
 
 
+def test_a_bundle_is_one_transaction(pool: Driver) -> None:
+    results = pool.reserve("one", item(0), item(0, group=STATE), item(1))
+    step = pool.commit_step("one", *(result.grant_id for result in results[:2]), bundle=7)
+    assert (step.reply.committed, len(step.effects)) == ((True, True), 2)
+    assert pool.commit("one", results[2].grant_id, bundle=7) == (True,), "a bundle is one within its request"
+    pool.settle(step)
+    assert set(pool.chunks) == {key(0), key(0, STATE), key(1)}
+
+
+@pytest.mark.parametrize("why", ["unknown", "expired", "doubtful", "another holder's", "twice", "under way"])
+def test_one_refused_item_refuses_its_whole_bundle(pool: Driver, why: str) -> None:
+    """What it does not refuse, and what is in no bundle, is committed; the places of the refused are free at once."""
+    pool.attach("two")
+    bad, *good = pool.reserve("one", item(0), item(1), item(2), item(3), item(4))
+    bad_id = bad.grant_id
+    under_way = None
+    match why:
+        case "unknown":
+            pool.abort("one", bad_id)
+        case "expired":
+            grant = pool.store.grants.get("one", bad_id)
+            assert grant is not None
+            grant.expires_s = pool.now_s
+        case "doubtful":
+            pool.store.abort(0.0, api.AbortRequest("one", pool.epoch, (), (bad_id,)))
+        case "another holder's":
+            pool.abort("one", bad_id)
+            bad_id = pool.reserve("two", item(0))[0].grant_id
+        case "twice":
+            pool.commit("one", bad_id)
+        case "under way":
+            under_way = pool.commit_step("one", bad_id)
+    bundles = ((good[0].grant_id, 1), (bad_id, 1), (good[1].grant_id, 2), (good[2].grant_id, 2), (good[3].grant_id, 0))
+    items = tuple(api.CommitItem(grant_id, ((DIGEST,) * 4,), bundle) for grant_id, bundle in bundles)
+    step = pool.store.commit(pool.now_s, api.CommitRequest("one", pool.epoch, items))
+    assert step.reply.committed == (False, False, True, True, True)
+    assert pool.store.grants.get("one", good[0].grant_id) is None, "given back"
+    assert not pool.store.grants.has_writer(key(1)), "another writer may try the chunk"
+    if under_way is not None:
+        pool.settle(under_way)
+    pool.settle(step)
+    committed_before = {key(0)} if why in ("twice", "under way") else set()
+    assert set(pool.chunks) == {key(2), key(3), key(4)} | committed_before
+    left = [grant.state.value for grant in pool.store.grants]
+    assert left == {"doubtful": ["doubtful"], "another holder's": ["live"]}.get(why, [])
+
+
+def test_the_same_grant_twice_in_a_bundle_refuses_it(pool: Driver) -> None:
+    results = pool.reserve("one", item(0), item(1))
+    first, second = (result.grant_id for result in results)
+    assert pool.commit("one", first, second, first, bundle=1) == (False, False, False)
+    assert (len(pool.store.grants), pool.chunks) == (0, {})
+
+
 @pytest.mark.parametrize("digests", [((DIGEST,) * 3,), ((DIGEST,) * 4, ()), ((b"short",) * 4,), ()])
 def test_a_commit_with_wrong_digests_changes_nothing(pool: Driver, digests: tuple[tuple[bytes, ...], ...]) -> None:
     results = pool.reserve("one", item(0), item(1))
@@ -205,7 +324,7 @@ def test_drop_forgets_only_what_was_meant(pool: Driver) -> None:
 
 
 def test_what_is_not_served_is_refused_by_name(pool: Driver) -> None:
-    for wrong in (replace(item(0), copies=2), replace(item(0), group=1), replace(item(0), shards=())):
+    for wrong in (replace(item(0), copies=2), replace(item(0), group=64), replace(item(0), shards=())):
         with pytest.raises(UnsupportedError, match="not served yet"):
             pool.reserve("one", wrong)
     with pytest.raises(ServiceError, match="does not fit a segment"):

@@ -86,17 +86,19 @@ class ControlledService:
         self._enter("match", request, deadline_s)
         self._check(request.holder_id)
         found: list[api.ChunkRecord] = []
-        for key in request.keys:
+        (group,) = request.groups
+        assert group == api.GroupKeys(0, group.keys, (0,) * len(group.keys)), "one full-attention group so far"
+        for key in group.keys:
             if key not in self.chunks:
                 break
             found.append(self.chunks[key])
         if self.match_chunks is not None:
             found = list(self.match_chunks)
         if not found:
-            return api.MatchReply("", ())
+            return api.MatchReply("", 0, ())
         lease_id = self._next("lease")
         self.leases[lease_id] = request.holder_id
-        return api.MatchReply(lease_id, tuple(found))
+        return api.MatchReply(lease_id, len(found), tuple(found))
 
     def release(self, request: api.ReleaseRequest, *, deadline_s: float) -> None:
         self._enter("release", request, deadline_s)

@@ -129,6 +129,10 @@ def save_chunk(client: GrpcChunkService, holder: t.Attachment, key: bytes) -> No
     assert client.commit(commit, deadline_s=DEADLINE_S).committed == (True,)
 
 
+def match_request(holder: t.Attachment, *keys: bytes) -> t.MatchRequest:
+    return t.MatchRequest(holder.holder_id, "r", 64, (t.GroupKeys(0, keys, (0,) * len(keys)),))
+
+
 def test_the_whole_life(config: Path, start: Start, tmp_path: Path) -> None:
     address, pool = f"unix://{tmp_path}/s", str(tmp_path / "pool")
     process = start(config, "--format", "json")
@@ -140,7 +144,7 @@ def test_the_whole_life(config: Path, start: Start, tmp_path: Path) -> None:
     holder = attach(client)
     liveness = hold_liveness(Path(holder.liveness_path))
     save_chunk(client, holder, KEY)
-    reply = client.match(t.MatchRequest(holder.holder_id, "r", 0, 64, (KEY, b"?" * 32)), deadline_s=DEADLINE_S)
+    reply = client.match(match_request(holder, KEY, b"?" * 32), deadline_s=DEADLINE_S)
     assert [c.key for c in reply.chunks] == [KEY]
     with pytest.raises(UnsupportedError, match="tenant"):
         attach(client, tenant="acme")
@@ -176,12 +180,12 @@ def test_killed_and_started_again_it_keeps_its_chunks(config: Path, start: Start
     process.wait()
     process = start(config)
     assert ready_line(process).startswith("ready ")
-    request = t.MatchRequest(holder.holder_id, "r", 0, 64, (KEY,))
+    request = match_request(holder, KEY)
     with pytest.raises(StaleHolderError):
         client.match(request, deadline_s=DEADLINE_S)
     again = attach(client)
     assert again.epoch > holder.epoch
-    reply = client.match(t.MatchRequest(again.holder_id, "r", 0, 64, (KEY,)), deadline_s=DEADLINE_S)
+    reply = client.match(match_request(again, KEY), deadline_s=DEADLINE_S)
     assert [c.key for c in reply.chunks] == [KEY]
     client.close()
     process.send_signal(signal.SIGINT)
