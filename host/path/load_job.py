@@ -99,6 +99,12 @@ class LoadJob:
             assert self._writing > 0
             self._writing -= 1
 
+    def refused(self, first: int, unit_count: int) -> list[UnitFailure]:
+        """The outcomes of units whose writing :meth:`enter` did not allow. They are no less failed than those nobody
+        came to: others that were let in before may still be writing theirs, and then these here are heard."""
+        reason = self._abandoned_why or "its outcome was told"
+        return [UnitFailure(first + i, False, reason) for i in range(unit_count)]
+
     def done(self, indexes: range, outcomes: Sequence[UnitFailure | None]) -> None:
         """The outcomes of some units; ignored once the load's outcome was told."""
         with self._lock:

@@ -175,7 +175,7 @@ class RdmaLoader:
         """Each unit with commands of its own: what lies between units of a span is not read."""
         units = job.units[span.first : span.first + span.unit_count]
         if not job.enter():
-            return [None] * len(units)  # abandoned: whatever we say about them is not heard
+            return list(job.refused(span.first, len(units)))
         try:
             errors = self._read(units, job.deadline_s)
             digests = self._digests(units, errors)

@@ -98,7 +98,7 @@ class StagedLoader:
         medium.data.read_into(span.lba, self._staging.view[: span.lba_count * medium.lba_bytes])
         run_offsets = medium.layout.run_offsets_of([unit.block_id for unit in units])
         if not job.enter():
-            return [None] * len(units)  # abandoned: whatever we say about them is not heard
+            return list(job.refused(span.first, len(units)))
         try:
             digests = medium.kernels.scatter_and_digest_units(
                 self._staging.array,
