@@ -131,7 +131,7 @@ class CudaDriver(Protocol):
     def unpin_host(self, address: int) -> None: ...
 
     def copy_to_device(self, to: int, source: int, length_bytes: int, stream: int) -> None:
-        """Begins, as work of ``stream``, with ``source`` in pinned memory of the host: it is read until that is done."""
+        """Begins, as work of ``stream``. ``source``: in pinned memory of the host, which is read until that is done."""
         ...
 
     def copy_from_device(self, to: int, source: int, length_bytes: int, stream: int) -> None:

@@ -174,6 +174,7 @@ class RdmaLoader:
     def load(self, job: LoadJob, span: Span) -> list[UnitFailure | None]:
         """Each unit with commands of its own: what lies between units of a span is not read."""
         units = job.units[span.first : span.first + span.unit_count]
+        job.cleared.wait(max(0.0, job.deadline_s - time.monotonic()))
         if not job.enter():
             return list(job.refused(span.first, len(units)))
         try:

@@ -37,7 +37,7 @@ from meshfusion.host.connector.vllm.worker import WorkerSide
 from meshfusion.host.kv.identity import installed_engine_version
 from meshfusion.host.kv.support import check_supported
 from meshfusion.host.pool_client import PoolClient
-from meshfusion.jbof.errors import MeshFusionError, UnsupportedError
+from meshfusion.jbof.errors import MediaError, MeshFusionError, UnsupportedError
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -130,7 +130,7 @@ class MeshFusionConnector(KVConnectorBase_V1, SupportsHMA):
             return
         try:
             self._facts = self._worker.register(kv_caches)
-        except UnsupportedError as error:
+        except (UnsupportedError, MediaError) as error:  # of a device that fails while the layout is proven
             self._serve_without_cache(error)
 
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:

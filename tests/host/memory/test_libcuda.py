@@ -11,7 +11,7 @@ import importlib.util
 import os
 import re
 from collections.abc import Callable
-from ctypes import c_char_p, c_int, c_size_t, c_uint, c_ulonglong, c_void_p
+from ctypes import c_char, c_char_p, c_int, c_size_t, c_uint, c_ulonglong, c_void_p
 from pathlib import Path
 from typing import Any
 
@@ -142,7 +142,7 @@ class Library:
             "cuMemGetHandleForAddressRange": lambda to, *_: _put(to, c_int, 77),
             "cuEventCreate": lambda to, flags: _put(to, c_void_p, HANDLE),
             "cuStreamCreate": lambda to, flags: _put(to, c_void_p, HANDLE),
-            "cuDeviceGetPCIBusId": lambda to, length, device: ctypes.memmove(to, b"0000:3B:00.0\0", 13),
+            "cuDeviceGetPCIBusId": lambda to, *_: _put(to, c_char * 13, b"0000:3B:00.0"),
             "cuCtxPopCurrent_v2": lambda to: _put(to, c_void_p, HANDLE),
         }
         for name, arguments in libcuda._PROTOTYPES.items():
