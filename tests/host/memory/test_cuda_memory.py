@@ -152,6 +152,42 @@ def test_a_save_waits_for_work_before_it_and_not_for_work_after_it() -> None:
         assert r.save([0]).fate is WriteFate.DURABLE
 
 
+def test_a_load_waits_for_what_the_engine_still_does_with_its_blocks() -> None:
+    """No order is kept between an RDMA device and work that was issued before."""
+    with cuda_rig() as r:
+        reads = r.saved([1])
+        expected, asked = r.kv.unit(1), len(r.namespace.log)
+        r.gpu.lazy = True
+        runs = r.kv.layout.run_offsets(7)
+        r.gpu.launch(r.kv.memory.ctypes.data + int(runs[0]), b"of a former request")
+        job = r.path.load(into(reads, [7]), abandon_after_s=10)
+        time.sleep(0.05)
+        assert len(r.namespace.log) == asked
+        r.gpu.run()
+        assert wait(job).failures == ()
+        assert r.kv.unit(7) == expected
+
+
+def test_work_that_does_not_end_fails_the_load_at_its_deadline() -> None:
+    with cuda_rig() as r:
+        reads = r.saved([1])
+        r.gpu.lazy = True
+        r.gpu.launch(r.kv.memory.ctypes.data + int(r.kv.layout.run_offsets(7)[0]), b"never")
+        job = r.path.load(into(reads, [7]), abandon_after_s=0.05)
+        assert [f.is_mismatch for f in wait(job).failures] == [False]
+        r.gpu.run()
+
+
+def test_points_that_nobody_waits_for_do_not_pile_up() -> None:
+    gpu = FakeCuda()
+    _, memory = memory_of(gpu)
+    for _ in range(500):
+        memory.produced()
+    assert len(gpu._events) <= 40
+    memory.close()
+    gpu.assert_nothing_left()
+
+
 def test_a_batch_of_nothing_records_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     with cuda_rig() as r:
         monkeypatch.setattr(r.memory, "produced", lambda: pytest.fail("it was asked"))
