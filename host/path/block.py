@@ -129,7 +129,7 @@ class BlockLoader:
         run_offsets = medium.layout.run_offsets_of([unit.block_id for unit in units])
         pieces = self._pieces(run_offsets, span)
         if not job.enter():
-            return [None] * len(units)  # abandoned: whatever we say about them is not heard
+            return list(job.refused(span.first, len(units)))
         try:
             medium.data.read_vectors(span.lba, pieces)
             digests = medium.digests(run_offsets)

@@ -64,9 +64,14 @@ class DataPath:
     # ---- loads ---------------------------------------------------------------------------------------------------
 
     def load(self, units: Sequence[UnitRead], *, abandon_after_s: float) -> LoadJob:
-        """Start loading; poll the job for its result."""
+        """Start loading; poll the job for its result. Called by the engine's thread when the blocks are given to it."""
         now_s = time.monotonic()
-        job = LoadJob(units, now_s + abandon_after_s, now_s)
+        try:
+            job = LoadJob(units, now_s + abandon_after_s, now_s, self._medium.produced())
+        except MeshFusionError as error:
+            job = LoadJob(units, now_s + abandon_after_s, now_s)
+            job.abandon(error.message)
+            return job
         lbas = [unit.lba for unit in units]
         for span in spans_of(lbas, unit_lbas=self._unit_lbas, read_lbas=self._medium.read_lbas):
             self._spans.put((job, span))

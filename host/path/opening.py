@@ -10,19 +10,25 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from meshfusion.dpu.api.liveness import hold_liveness
 from meshfusion.dpu.api.types import Access, Attachment, Namespace
 from meshfusion.host.kv.group_layout import GroupLayout
 from meshfusion.host.memory.host_memory import HostKvMemory
+from meshfusion.host.memory.kv_memory import KvMemory
 from meshfusion.host.path.block import block_path
 from meshfusion.host.path.cpus import Cpus
 from meshfusion.host.path.data_path import DataPath
-from meshfusion.host.path.probe import KvTarget, PathKind, choose, look_for_rdma, report_paths
+from meshfusion.host.path.probe import (
+    DEVICE_MEMORY_PREFERENCE,
+    HOST_MEMORY_PREFERENCE,
+    KvTarget,
+    PathKind,
+    choose,
+    look_for_rdma,
+    report_paths,
+)
 from meshfusion.host.path.proof import IsDigestRight
-from meshfusion.host.path.staged import staged_path
-from meshfusion.jbof.digest import DigestKernels
+from meshfusion.host.path.staged import staged_path_to
 from meshfusion.jbof.errors import FormatError
 from meshfusion.jbof.format import LABEL_LBAS, LBA_BYTES, decode_label_copies, shard_lba_count
 from meshfusion.jbof.media.file import DirectMode, open_data_file
@@ -30,18 +36,16 @@ from meshfusion.jbof.nvme.key_scope import KeyScope
 
 logger = logging.getLogger("meshfusion.path")
 
-Memory = np.ndarray[tuple[int], np.dtype[np.uint8]]
-
 READ_BYTES = 6 << 20  # of one load thread; a larger unit gets what it needs
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PathOpener:
-    """What every path of one worker needs. ``units_per_shard``: of a chunk; ``key_scope``: of a path over RDMA."""
+    """What every path of one worker needs. ``memory`` outlives the paths. ``units_per_shard``: of a chunk; ``key_scope``:
+    of a path over RDMA."""
 
-    memory: Memory
+    memory: KvMemory
     layout: GroupLayout
-    kernels: DigestKernels
     units_per_shard: int
     load_threads: int
     direct_io: bool
@@ -57,7 +61,7 @@ class PathOpener:
         """
         (namespace,) = attachment.namespaces
         if attachment.export is not None:
-            assert wanted is PathKind.RDMA, f"attached for {wanted}"
+            assert wanted in (None, PathKind.RDMA), f"attached for {wanted}"
             return self._open_rdma(attachment, namespace)
         os.close(hold_liveness(Path(attachment.liveness_path)))  # only to see that it is in reach
         return self._open_local(wanted, attachment, namespace)
@@ -66,31 +70,34 @@ class PathOpener:
         path = Path(namespace.path)
         check_pool_file(path, attachment.pool_uuid)
         data = open_data_file(path, writable=True, direct=DirectMode.AUTO if self.direct_io else DirectMode.OFF)
+        place = self.memory.place
+        preference = DEVICE_MEMORY_PREFERENCE if place.device else HOST_MEMORY_PREFERENCE
         try:
-            report = report_paths(data, KvTarget(self.memory.ctypes.data, self.layout), look_for_rdma())
-            kind = choose(report, wanted, (PathKind.STAGED, PathKind.BLOCK))
+            report = report_paths(data, KvTarget(place, self.layout), look_for_rdma())
+            # Without an export there is nothing that RDMA could reach.
+            kind = choose(report, wanted, tuple(kind for kind in preference if kind is not PathKind.RDMA))
         except BaseException:
             data.close()
             raise
         logger.info("path %s", report.answer(kind))
         unit_bytes, lba_bytes = self.layout.unit_bytes, namespace.lba_bytes
         if kind is PathKind.BLOCK:
+            assert isinstance(self.memory, HostKvMemory), place
             return block_path(
                 data,
-                self.memory,
+                self.memory.array,
                 self.layout,
-                self.kernels,
+                self.memory.kernels,
                 lba_bytes=lba_bytes,
                 load_threads=self.load_threads,
                 max_units=self.units_per_shard,
                 cpus=self.cpus,
                 is_digest_right=self.is_digest_right,
             )
-        return staged_path(
-            data,
+        return staged_path_to(
             self.memory,
+            data,
             self.layout,
-            self.kernels,
             lba_bytes=lba_bytes,
             load_threads=self.load_threads,
             read_bytes=READ_BYTES,
@@ -102,6 +109,7 @@ class PathOpener:
     def _open_rdma(self, attachment: Attachment, namespace: Namespace) -> DataPath:
         from meshfusion.host.path.flexpath.addresses import path_specs
         from meshfusion.host.path.flexpath.board import show_paths
+        from meshfusion.host.path.flexpath.locality import shown_gpu
         from meshfusion.host.path.flexpath.multipath import Multipath
         from meshfusion.host.path.namespace_view import NamespaceView, read_blocks
         from meshfusion.host.path.rdma import rdma_path
@@ -114,7 +122,13 @@ class PathOpener:
         host_id = uuid.uuid5(uuid.NAMESPACE_URL, export.host_nqn)
         host_key = parse_secret(export.host_key) if export.host_key else None
         specs = path_specs(
-            addresses, export.subsystem_nqn, export.host_nqn, host_id, host_key=host_key, key_scope=self.key_scope
+            addresses,
+            export.subsystem_nqn,
+            export.host_nqn,
+            host_id,
+            gpu_pci_address=shown_gpu(self.memory.place.pci_address),
+            host_key=host_key,
+            key_scope=self.key_scope,
         )
         multipath = Multipath(specs)
         try:
@@ -135,7 +149,7 @@ class PathOpener:
         return rdma_path(
             view,
             namespace.nsid,
-            HostKvMemory(self.memory, self.kernels),
+            self.memory,
             self.layout,
             lba_bytes=namespace.lba_bytes,
             load_threads=self.load_threads,

@@ -175,8 +175,9 @@ class RdmaLoader:
     def load(self, job: LoadJob, span: Span) -> list[UnitFailure | None]:
         """Each unit with commands of its own: what lies between units of a span is not read."""
         units = job.units[span.first : span.first + span.unit_count]
+        job.cleared.wait(max(0.0, job.deadline_s - time.monotonic()))
         if not job.enter():
-            return [None] * len(units)  # abandoned: whatever we say about them is not heard
+            return list(job.refused(span.first, len(units)))
         try:
             errors = self._read(units, job.deadline_s)
             digests = self._digests(units, errors)

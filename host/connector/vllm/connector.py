@@ -38,7 +38,7 @@ from meshfusion.host.kv.identity import installed_engine_version
 from meshfusion.host.kv.support import check_supported
 from meshfusion.host.path.start_check import check_attached_path
 from meshfusion.host.pool_client import PoolClient
-from meshfusion.jbof.errors import MeshFusionError, UnsupportedError
+from meshfusion.jbof.errors import MediaError, MeshFusionError, UnsupportedError
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -131,7 +131,7 @@ class MeshFusionConnector(KVConnectorBase_V1, SupportsHMA):
             return
         try:
             self._facts = self._worker.register(kv_caches)
-        except UnsupportedError as error:
+        except (UnsupportedError, MediaError) as error:  # of a device that fails while the layout is proven
             self._serve_without_cache(error)
 
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:

@@ -26,22 +26,19 @@ from meshfusion.host.connector.vllm.messages import (
     WorkerFacts,
 )
 from meshfusion.host.connector.vllm.path_slot import PathSlot
+from meshfusion.host.connector.vllm.proven_memory import prove_memory
 from meshfusion.host.kv.freshness import process_started_ns
 from meshfusion.host.kv.group_layout import GroupLayout
 from meshfusion.host.kv.identity import build_identity, hash_block_tokens
-from meshfusion.host.kv.layout import backing_memory, derive_layout
-from meshfusion.host.kv.selftest import run_selftest
 from meshfusion.host.kv.weights import FileDigester, processor_fact, weights_fact
-from meshfusion.host.path.block_layout import Runs, check_runs_at_all
+from meshfusion.host.memory.kv_memory import KvMemory
+from meshfusion.host.path.block_layout import Runs
 from meshfusion.host.path.cpus import engine_cpus
 from meshfusion.host.path.data_path import DataPath
-from meshfusion.host.path.kernel_mover import KernelMover
 from meshfusion.host.path.load_job import LoadJob, LoadResult, UnitFailure, UnitRead
-from meshfusion.host.path.opening import Memory, PathOpener, access_of
-from meshfusion.host.path.probe import PathKind, choose, look_for_rdma, report_paths
+from meshfusion.host.path.opening import PathOpener, access_of
 from meshfusion.host.path.shards import ShardWrite, ShardWritten, WriteFate
-from meshfusion.jbof.digest import DigestKernels, load_kernels
-from meshfusion.jbof.errors import MediaError, MeshFusionError
+from meshfusion.jbof.errors import MeshFusionError
 from meshfusion.jbof.format import ChunkHeader
 
 logger = logging.getLogger("meshfusion.worker")
@@ -67,6 +64,7 @@ class WorkerSide:
         self._wanted = config.path.kind
         self._liveness: int | None = None  # held only while something is written: an idle engine holds up nobody
         self._slot: PathSlot | None = None
+        self._memory: KvMemory | None = None
         self._jobs: dict[str, tuple[LoadOrder, LoadJob | LoadResult]] = {}
         self._waiting_loads: dict[str, _WaitingLoad] = {}  # for the path that is being opened
         self._waiting_saves: list[SaveOrder] = []
@@ -80,15 +78,9 @@ class WorkerSide:
 
     def register(self, kv_caches: Mapping[str, torch.Tensor]) -> WorkerFacts:
         """Derive the layout, prove it, and compute the identity. Raises UnsupportedError at any doubt (rule 6)."""
-        check_path(self._wanted)
-        memory = backing_memory(kv_caches)
-        layout = derive_layout(self._kv_cache_config, kv_caches)
-        runs = Runs.of(memory.ctypes.data, layout)
-        if self._wanted is PathKind.BLOCK:
-            check_runs_at_all(runs)
-        kernels = load_kernels(layout.unit_bytes)
-        report = run_selftest(kv_caches, layout, memory, KernelMover(kernels))
-        self.use(memory, layout, kernels, max(1, -(-self._config.chunk_min_bytes // layout.unit_bytes)))
+        proven = prove_memory(self._kv_cache_config, kv_caches, self._wanted)
+        layout, report = proven.layout, proven.report
+        self.use(proven.memory, layout, max(1, -(-self._config.chunk_min_bytes // layout.unit_bytes)))
         model_config, load_config = self._vllm_config.model_config, self._vllm_config.load_config
         identity = build_identity(
             self._vllm_config,
@@ -106,8 +98,9 @@ class WorkerSide:
             processor=processor_fact(model_config, load_config),
         )
         logger.info(
-            "layout proven on %d blocks; identity %s; %d bytes a block, %d block(s) a chunk",
+            "layout proven on %d blocks of %s; identity %s; %d bytes a block, %d block(s) a chunk",
             len(report.blocks),
+            proven.memory.place.device or "the host",
             identity.digest.hex()[:16],
             self._layout.unit_bytes,
             self._blocks_per_chunk,
@@ -120,19 +113,19 @@ class WorkerSide:
             hash_block_tokens=hash_block_tokens(self._vllm_config, self._kv_cache_config),
             block_count=self._layout.block_count,
             blocks_per_chunk=self._blocks_per_chunk,
-            runs=runs,
+            runs=Runs.of(proven.memory.place.address, layout),
             access=access_of(self._wanted).value,
             selftest_bytes=report.bytes_moved,
         )
 
-    def use(self, memory: Memory, layout: GroupLayout, kernels: DigestKernels, blocks_per_chunk: int) -> None:
-        """From now on this is the engine's KV memory, proven to be laid out like that."""
+    def use(self, memory: KvMemory, layout: GroupLayout, blocks_per_chunk: int) -> None:
+        """From now on this is the engine's KV memory, proven to be laid out like that; it is closed at shutdown."""
+        self._memory = memory
         self._layout = layout
         self._blocks_per_chunk = blocks_per_chunk
         opener = PathOpener(
             memory=memory,
             layout=layout,
-            kernels=kernels,
             units_per_shard=blocks_per_chunk,
             load_threads=self._config.load_threads,
             direct_io=self._config.direct_io,
@@ -208,6 +201,15 @@ class WorkerSide:
         is_quiet = self._slot.close(deadline_s=CLOSE_S) if self._slot is not None else True
         if is_quiet:
             self._let_go()  # else it stays held, so that nobody reuses what we may still write
+            self._close_memory()
+
+    def _close_memory(self) -> None:
+        memory, self._memory = self._memory, None
+        if memory is not None:
+            try:
+                memory.close()
+            except MeshFusionError:
+                logger.exception("the KV memory is not given up before the engine ends")
 
     # ---- the path ------------------------------------------------------------------------------------------------
 
@@ -370,12 +372,3 @@ class _RunUnderWay:
 class _WaitingLoad(NamedTuple):
     order: LoadOrder
     deadline_s: float
-
-
-def check_path(wanted: PathKind | None) -> None:
-    """Can this machine take the path that is asked for, as far as it shows before a pool is attached?
-
-    Raises :class:`~meshfusion.jbof.errors.UnsupportedError`.
-    """
-    if wanted is PathKind.RDMA:
-        choose(report_paths(MediaError("no pool is attached yet", next_step="-"), None, look_for_rdma()), wanted)

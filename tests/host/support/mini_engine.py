@@ -18,6 +18,8 @@ from meshfusion.host.connector.config import parse_connector_config
 from meshfusion.host.connector.vllm.messages import WorkerFacts
 from meshfusion.host.connector.vllm.scheduler import SchedulerSide
 from meshfusion.host.connector.vllm.worker import WorkerSide
+from meshfusion.host.memory.host_memory import HostKvMemory
+from meshfusion.host.memory.kv_memory import KvMemory as KvMemoryProtocol
 from meshfusion.host.path.block_layout import Runs
 from meshfusion.host.pool_client import PoolClient
 from meshfusion.jbof.digest import DigestKernels
@@ -114,7 +116,7 @@ class Manager:
 
 
 class MiniEngine:
-    """``step`` is one scheduling pass and one forward pass."""
+    """``step`` is one scheduling pass and one forward pass. ``memory``: as what ``kv`` is used, unless the host's."""
 
     def __init__(
         self,
@@ -125,6 +127,7 @@ class MiniEngine:
         blocks_per_chunk: int = 2,
         hashes_per_block: int = 1,
         identity: bytes = IDENTITY,
+        memory: KvMemoryProtocol | None = None,
         **config: Any,
     ) -> None:
         self.kv = kv
@@ -153,7 +156,7 @@ class MiniEngine:
         )
         self.worker = WorkerSide(None, None, self.config, is_digest_right=lambda got, expected: got == expected)
         # What register() derives from the engine's tensors.
-        self.worker.use(kv.memory, kv.layout, kernels, blocks_per_chunk)
+        self.worker.use(memory or HostKvMemory(kv.memory, kernels), kv.layout, blocks_per_chunk)
         self.requests: dict[str, Request] = {}
         self.leaving: dict[str, Request] = {}  # aborted while loading: blocks stay until the workers are done
 
