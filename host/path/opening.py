@@ -41,8 +41,8 @@ READ_BYTES = 6 << 20  # of one load thread; a larger unit gets what it needs
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PathOpener:
-    """What every path of one worker needs. ``memory`` outlives the paths. ``units_per_shard``: of a chunk; ``key_scope``:
-    of a path over RDMA."""
+    """What every path of one worker needs. ``memory`` outlives the paths. ``units_per_shard``: of a chunk.
+    ``key_scope``: of a path over RDMA."""
 
     memory: KvMemory
     layout: GroupLayout

@@ -135,6 +135,7 @@ class MiniEngine:
             {"service": "unix:///unused", "lookup_deadline_ms": 5000, "load_always": True, **config}
         )
         self.manager = Manager(BlockPool(kv.layout.block_count))
+        used = memory or HostKvMemory(kv.memory, kernels)
         facts = WorkerFacts(
             identity=identity,
             identity_json="{}",
@@ -143,7 +144,7 @@ class MiniEngine:
             hash_block_tokens=BLOCK_TOKENS // hashes_per_block,
             block_count=kv.layout.block_count,
             blocks_per_chunk=blocks_per_chunk,
-            runs=Runs.of(kv.memory.ctypes.data, kv.layout),
+            runs=Runs.of(used.place.address, kv.layout),
         )
         chunk_tokens = BLOCK_TOKENS * blocks_per_chunk
         shard = api.ShardSize(rank=0, unit_bytes=kv.layout.unit_bytes, unit_count=blocks_per_chunk)
@@ -156,7 +157,7 @@ class MiniEngine:
         )
         self.worker = WorkerSide(None, None, self.config, is_digest_right=lambda got, expected: got == expected)
         # What register() derives from the engine's tensors.
-        self.worker.use(memory or HostKvMemory(kv.memory, kernels), kv.layout, blocks_per_chunk)
+        self.worker.use(used, kv.layout, blocks_per_chunk)
         self.requests: dict[str, Request] = {}
         self.leaving: dict[str, Request] = {}  # aborted while loading: blocks stay until the workers are done
 
