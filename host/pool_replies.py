@@ -49,7 +49,10 @@ def _stored_group(
         return None
     plan = form.plans[asked.group]
     first_chunk, needed = plan.first_needed_chunk(boundary), plan.needed_blocks(boundary)
-    keys, extents, lbas, digests = [], [], [], []
+    keys: list[bytes] = []
+    extents: list[api.Extent] = []
+    lbas: list[int] = []
+    digests: list[bytes] = []
     for index in range(first_chunk, boundary):
         chunk = next(chunks, None)
         if chunk is None or not _is_right(chunk, asked.group, index, asked.keys[index], identity, form):

@@ -24,12 +24,18 @@ from meshfusion.jbof.config_problems import (
     misspelt,
 )
 from meshfusion.jbof.errors import ConfigError, FieldValueError
+from meshfusion.jbof.nvme.key_scope import KeyScope
 from meshfusion.jbof.sizes import parse_size_bytes
 
 EXTRA_CONFIG = "kv_connector_extra_config"
 _ONE_POOL = (
     "must name exactly one of pool and service",
     "give either `pool: {path: /dir}` (embedded) or `service: unix:///path` (shared service)",
+)
+_BLOCK_CACHED = ("block is O_DIRECT, which direct_io = false switches off", "remove direct_io, or use path: staged")
+_KEYS_ELSEWHERE = (
+    "of command is for targets over RDMA, and this path has none",
+    "set path: rdma, or remove key_scope",
 )
 _RDMA_ALONE = ("rdma needs a service that exports its pool", "use service: instead of pool:, or another path")
 
@@ -102,6 +108,12 @@ class ConnectorConfig(_Model):
         description="staged, block (O_DIRECT into the engine's memory), rdma (needs a service with exports), or auto: "
         "staged or block, whichever this machine does better; nothing else is tried when one is named",
     )
+    key_scope: KeyScope = Field(
+        default=KeyScope.REGION,
+        strict=False,
+        description="what a target's key to the engine's memory opens on path rdma: region (all KV memory, until the "
+        "path is closed) or command (one command's blocks, until it has ended; refused where a device cannot)",
+    )
     on_unsupported: OnUnsupported = Field(
         default=OnUnsupported.REFUSE, strict=False, description="refuse to start, or serve_without_cache, loudly"
     )
@@ -132,6 +144,10 @@ class ConnectorConfig(_Model):
             raise FieldValueError(*_ONE_POOL)
         if self.path is WantedPath.RDMA and self.service is None:
             raise FieldValueError(*_RDMA_ALONE, field="path")
+        if self.path is WantedPath.BLOCK and not self.direct_io:
+            raise FieldValueError(*_BLOCK_CACHED, field="path")
+        if self.key_scope is KeyScope.COMMAND and self.path is not WantedPath.RDMA:
+            raise FieldValueError(*_KEYS_ELSEWHERE, field="key_scope")
         return self
 
 
@@ -166,4 +182,8 @@ def examine_connector_config(
         if not is_told and not is_meant and is_alone and extra_config.get("path") == WantedPath.RDMA.value:
             field = ".".join(map(str, (*at, "path")))
             problems.append(ConfigProblem(field, *_RDMA_ALONE, "rdma", document.line_of((*at, "path"))))
+        is_block = extra_config.get("path") == WantedPath.BLOCK.value
+        if not is_told and is_block and extra_config.get("direct_io") is False:
+            field = ".".join(map(str, (*at, "path")))
+            problems.append(ConfigProblem(field, *_BLOCK_CACHED, "block", document.line_of((*at, "path"))))
         return None, tuple(problems)

@@ -22,14 +22,14 @@ KNOWN_CHUNKS_MAX = 100_000
 
 
 class SaveChunk(NamedTuple):
-    """A chunk worth saving: number ``index`` of its KV group, from the start of the request.
+    """A chunk worth saving: ``number`` in its KV group, from the start of the request.
 
     ``chunk_hash``: the engine's hash of the last block that it covers (it stands for everything before it, and for the
     name of the adapter). ``block_ids``: the device blocks that hold what is stored of it, in order.
     """
 
     group: int
-    index: int
+    number: int
     chunk_hash: bytes
     block_ids: tuple[int, ...]
 
@@ -44,7 +44,7 @@ def chunk_name(group: int, chunk_hash: bytes) -> bytes:
 
 
 class SaveRun(NamedTuple):
-    """Chunks of one request on their way to the pool, in the order of their indexes; their blocks are pinned."""
+    """Chunks of one request on their way to the pool, in the order of their numbers; their blocks are pinned."""
 
     run_id: int
     request_id: str

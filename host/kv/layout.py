@@ -17,12 +17,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from meshfusion.host.kv.group_layout import GroupLayout
 from meshfusion.jbof.errors import UnsupportedError
-
-U8 = NDArray[np.uint8]
 
 _REPORT = "start the engine without this connector, or report the engine version, model and KV layout"
 
@@ -106,20 +103,19 @@ def _group_layout(
     )
 
 
-def backing_memory(kv_caches: Mapping[str, torch.Tensor]) -> U8:
-    """The whole backing allocation as bytes, shape ``[memory_bytes]``, sharing memory with the engine.
+def backing_memory(kv_caches: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """The whole backing allocation as bytes, uint8 ``[memory_bytes]``, on the engine's device and sharing its memory.
 
-    CPU tensors only; the array keeps the allocation alive.
+    Memory of the host and of CUDA devices; the tensor keeps the allocation alive.
     """
-    devices = sorted({str(view.device) for view in kv_caches.values() if view.device.type != "cpu"})
+    devices = sorted({str(view.device) for view in kv_caches.values() if view.device.type not in ("cpu", "cuda")})
     if devices:
         raise UnsupportedError(
-            f"the KV cache lies on {', '.join(devices)}; only CPU memory is served by this version",
-            next_step="run vLLM for CPU, or start the engine without this connector",
+            f"the KV cache lies on {', '.join(devices)}; only memory of CUDA devices and of the host is served",
+            next_step="run vLLM for CUDA or for CPU, or start the engine without this connector",
         )
-    raw = torch.empty(0, dtype=torch.uint8).set_(_single_storage(kv_caches))
-    memory: U8 = raw.numpy()
-    return memory
+    storage = _single_storage(kv_caches)
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
 
 def page_order(view: torch.Tensor) -> tuple[int, ...]:

@@ -13,35 +13,43 @@ from typing import Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from meshfusion.host.kv.group_layout import I64, GroupLayout
-from meshfusion.host.kv.layout import U8, page_order
+from meshfusion.host.kv.layout import page_order
 from meshfusion.jbof.errors import UnsupportedError
+
+U8 = NDArray[np.uint8]
 
 
 class RunMover(Protocol):
-    """Moves one unit between the engine's memory and a staging buffer, by runs.
+    """Moves one unit between the engine's memory, which it knows, and a buffer, by runs.
 
-    ``offsets``: int64 ``[run_count]`` byte offsets into ``memory``; ``unit``: uint8
-    ``[run_count * run_bytes]`` in canonical order. A data path that loads by descriptors can be proven here
-    too by moving through it.
+    ``offsets``: int64 ``[run_count]`` byte offsets into that memory; ``unit``: uint8
+    ``[run_count * run_bytes]`` in canonical order. What moves bytes for loads and saves is proven here by
+    moving through it. It waits for what the engine's views wrote before, and is done when it returns.
     """
 
-    def gather(self, memory: U8, offsets: I64, run_bytes: int, unit: U8) -> None: ...
+    def gather(self, offsets: I64, run_bytes: int, unit: U8) -> None: ...
 
-    def scatter(self, memory: U8, offsets: I64, run_bytes: int, unit: U8) -> None: ...
+    def scatter(self, offsets: I64, run_bytes: int, unit: U8) -> None: ...
 
 
 class CopyMover:
-    """Plain copies, for CPU memory."""
+    """Plain copies by torch. ``memory``: uint8 ``[bytes]``, on any device."""
 
-    def gather(self, memory: U8, offsets: I64, run_bytes: int, unit: U8) -> None:
-        for index, offset in enumerate(offsets.tolist()):
-            unit[index * run_bytes : (index + 1) * run_bytes] = memory[offset : offset + run_bytes]
+    def __init__(self, memory: torch.Tensor) -> None:
+        self.memory = memory
 
-    def scatter(self, memory: U8, offsets: I64, run_bytes: int, unit: U8) -> None:
+    def gather(self, offsets: I64, run_bytes: int, unit: U8) -> None:
         for index, offset in enumerate(offsets.tolist()):
-            memory[offset : offset + run_bytes] = unit[index * run_bytes : (index + 1) * run_bytes]
+            run = self.memory[offset : offset + run_bytes]
+            unit[index * run_bytes : (index + 1) * run_bytes] = run.cpu().numpy()
+
+    def scatter(self, offsets: I64, run_bytes: int, unit: U8) -> None:
+        for index, offset in enumerate(offsets.tolist()):
+            run = torch.from_numpy(unit[index * run_bytes : (index + 1) * run_bytes].copy())
+            self.memory[offset : offset + run_bytes].copy_(run)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +65,7 @@ class SelftestReport:
 def run_selftest(
     kv_caches: Mapping[str, torch.Tensor],
     layout: GroupLayout,
-    memory: U8,
+    memory: torch.Tensor,
     move: RunMover | None = None,
     *,
     seed: int = 0,
@@ -65,21 +73,26 @@ def run_selftest(
 ) -> SelftestReport:
     """Proves ``layout`` against the engine's views. Must run while no other code writes KV memory.
 
+    ``memory``: uint8 ``[bytes]``, the whole allocation, where the views lie.
+
     Raises :class:`UnsupportedError` naming group, layer and block of the first difference.
     """
-    test = _Selftest(kv_caches, layout, memory, move if move is not None else CopyMover(), seed)
+    plain = CopyMover(memory)
+    test = _Selftest(kv_caches, layout, memory.numel(), move if move is not None else plain, seed)
     test.check_bounds()
     blocks, guards = choose_blocks(layout.block_count, seed=seed, random_blocks=random_blocks)
     touched = (*blocks, *guards)
     # Both views of the same bytes are saved before the first write: a wrong layout writes elsewhere.
-    saved_units = {block: test.read_runs_plain(block) for block in touched}
+    saved_units = {block: np.empty(layout.unit_bytes, dtype=np.uint8) for block in touched}
+    for block in touched:
+        plain.gather(layout.run_offsets(block), layout.run_bytes, saved_units[block])
     saved_views = {block: test.read_view(block) for block in touched}
     try:
         test.check_forward(blocks, guards)
         test.check_backward(blocks, guards)
     finally:
         for block in touched:
-            CopyMover().scatter(memory, layout.run_offsets(block), layout.run_bytes, saved_units[block])
+            plain.scatter(layout.run_offsets(block), layout.run_bytes, saved_units[block])
         for block in touched:
             test.write_view(block, saved_views[block])
     return SelftestReport(layout.group, blocks, guards, 3 * len(blocks) * layout.unit_bytes)
@@ -105,11 +118,11 @@ class _Selftest:
         self,
         kv_caches: Mapping[str, torch.Tensor],
         layout: GroupLayout,
-        memory: U8,
+        memory_bytes: int,
         move: RunMover,
         seed: int,
     ) -> None:
-        self.layout, self.memory, self.move, self.seed = layout, memory, move, seed
+        self.layout, self.memory_bytes, self.move, self.seed = layout, memory_bytes, move, seed
         self.views: list[torch.Tensor] = []
         self.ratios: list[int] = []
         for name in layout.layer_names:
@@ -141,11 +154,11 @@ class _Selftest:
         if not sum(pages) == layout.unit_bytes == layout.run_count * layout.run_bytes:
             raise self._refuse("", None, "runs do not add up to the unit")
         ends = np.concatenate([layout.run_offsets(0), layout.run_offsets(layout.block_count - 1)])
-        if ends.min() < 0 or ends.max() + layout.run_bytes > self.memory.size:
+        if ends.min() < 0 or ends.max() + layout.run_bytes > self.memory_bytes:
             raise self._refuse(
                 "",
                 None,
-                f"runs reach outside the allocation of {self.memory.size} bytes",
+                f"runs reach outside the allocation of {self.memory_bytes} bytes",
             )
 
     def check_forward(self, blocks: tuple[int, ...], guards: tuple[int, ...]) -> None:
@@ -162,7 +175,7 @@ class _Selftest:
             )
         for block in (*blocks, *guards):
             unit = np.empty(self.layout.unit_bytes, dtype=np.uint8)
-            self.move.gather(self.memory, self.layout.run_offsets(block), self.layout.run_bytes, unit)
+            self.move.gather(self.layout.run_offsets(block), self.layout.run_bytes, unit)
             self._compare(
                 block,
                 unit,
@@ -178,7 +191,6 @@ class _Selftest:
             for block in ordered:
                 expected[block] = self._pattern(turn, block)
                 self.move.scatter(
-                    self.memory,
                     self.layout.run_offsets(block),
                     self.layout.run_bytes,
                     expected[block],
@@ -207,11 +219,6 @@ class _Selftest:
             source = torch.from_numpy(unit[position : position + length].copy()).view(view.dtype)
             page.copy_(source.reshape(page.shape))
             position += length
-
-    def read_runs_plain(self, block: int) -> U8:
-        unit = np.empty(self.layout.unit_bytes, dtype=np.uint8)
-        CopyMover().gather(self.memory, self.layout.run_offsets(block), self.layout.run_bytes, unit)
-        return unit
 
     def _pattern(self, turn: int, block: int) -> U8:
         """Bytes that differ by turn, block, layer and position."""

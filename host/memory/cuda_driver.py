@@ -90,6 +90,10 @@ class CudaDriver(Protocol):
 
     def pointer_attribute(self, address: int, attribute: PointerAttribute) -> int: ...
 
+    def pci_address(self, device: int) -> str:
+        """Domain, bus, device and function, such as 0000:3b:00.0."""
+        ...
+
     def push_context(self, context: int) -> None:
         """Of the calling thread."""
         ...
@@ -112,6 +116,26 @@ class CudaDriver(Protocol):
 
     def flush_rdma_writes(self) -> None:
         """RDMA writes that have ended are seen by the device of the current context when it returns."""
+        ...
+
+    def create_stream(self) -> int:
+        """One whose work waits for no other stream's, not even the default one's."""
+        ...
+
+    def destroy_stream(self, stream: int) -> None: ...
+
+    def pin_host(self, address: int, length_bytes: int) -> None:
+        """Memory of the host, from the begin of a page on: the device may reach it by itself until it is unpinned."""
+        ...
+
+    def unpin_host(self, address: int) -> None: ...
+
+    def copy_to_device(self, to: int, source: int, length_bytes: int, stream: int) -> None:
+        """Begins, as work of ``stream``. ``source``: in pinned memory of the host, which is read until that is done."""
+        ...
+
+    def copy_from_device(self, to: int, source: int, length_bytes: int, stream: int) -> None:
+        """The same the other way: ``to`` is written until that is done."""
         ...
 
     def create_event(self) -> int: ...

@@ -1,4 +1,5 @@
-"""What must be known of CUDA memory and its device before RDMA devices may reach it (rule 6: unknown means no)."""
+"""What must be known of CUDA memory and its device before it is used, and more of it before RDMA devices may reach it
+(rule 6: unknown means no)."""
 
 from __future__ import annotations
 
@@ -22,19 +23,30 @@ from meshfusion.jbof.errors import UnsupportedError
 
 SYS_MODULE: Final = Path("/sys/module")
 
-_WITHOUT: Final = "Use the staged path, or start the engine without this connector."
+_STAGED: Final = "Use the staged path, or start the engine without this connector."
+_WITHOUT: Final = "Start the engine without this connector, and report its version and how it allocates memory."
+
+
+@dataclass(frozen=True, slots=True)
+class CudaPlace:
+    """``length_bytes`` at ``address``, in one allocation of ``context``. ``device``: the driver's number of it."""
+
+    address: int
+    length_bytes: int
+    context: int
+    allocation: Allocation
+    device: int
+    pci_address: str
 
 
 @dataclass(frozen=True, slots=True)
 class CudaFacts:
-    """``context``: the memory's. ``needs_flush``: the device does not see RDMA writes in order by itself.
+    """``needs_flush``: the device does not see RDMA writes in order by itself.
 
     ``takes_dma_buf``, ``takes_peermem``: ways to give memory to RDMA devices that the device knows, and, for the
     second, whose kernel module is loaded.
     """
 
-    context: int
-    allocation: Allocation
     needs_flush: bool
     takes_dma_buf: bool
     takes_peermem: bool
@@ -48,18 +60,24 @@ class WholePages(NamedTuple):
     offset_bytes: int
 
 
-def learn(driver: CudaDriver, address: int, length_bytes: int, *, sys_module: Path = SYS_MODULE) -> CudaFacts:
-    """Raises :class:`~meshfusion.jbof.errors.UnsupportedError` when something is not known to be right."""
+def locate(driver: CudaDriver, address: int, length_bytes: int) -> CudaPlace:
+    """Raises :class:`~meshfusion.jbof.errors.UnsupportedError` when it is not known to be one device's for good."""
     try:
-        context, allocation = _place(driver, address, length_bytes)
-        device = driver.pointer_attribute(address, PointerAttribute.DEVICE_ORDINAL)
+        return _place(driver, address, length_bytes)
+    except CudaError as error:
+        raise _unusable(f"the driver does not know what it needs to know: {error.message}") from error
 
-        def ask(attribute: DeviceAttribute) -> int:
-            return driver.device_attribute(device, attribute)
 
+def learn(driver: CudaDriver, place: CudaPlace, *, sys_module: Path = SYS_MODULE) -> CudaFacts:
+    """Raises :class:`~meshfusion.jbof.errors.UnsupportedError` when something is not known to be right for RDMA."""
+
+    def ask(attribute: DeviceAttribute) -> int:
+        return driver.device_attribute(place.device, attribute)
+
+    try:
+        if not driver.pointer_attribute(place.address, PointerAttribute.IS_GPU_DIRECT_RDMA_CAPABLE):
+            raise _refused("it was not allocated for GPUDirect RDMA")
         return CudaFacts(
-            context=context,
-            allocation=allocation,
             needs_flush=_needs_flush(
                 ask(DeviceAttribute.GPU_DIRECT_RDMA_WRITES_ORDERING),
                 ask(DeviceAttribute.GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS),
@@ -92,24 +110,22 @@ def whole_pages(address: int, length_bytes: int, allocation: Allocation, *, page
     return WholePages(start, end - start, address - start)
 
 
-def _place(driver: CudaDriver, address: int, length_bytes: int) -> tuple[int, Allocation]:
-    """The memory's context, and the allocation, that it lies in as a whole."""
+def _place(driver: CudaDriver, address: int, length_bytes: int) -> CudaPlace:
     if driver.pointer_attribute(address, PointerAttribute.MEMORY_TYPE) != MemoryType.DEVICE:
-        raise _refused("it is not memory of a device")
+        raise _unusable("it is not memory of a device")
     if driver.pointer_attribute(address, PointerAttribute.IS_MANAGED):
-        raise _refused("it is managed memory, which moves")
-    if not driver.pointer_attribute(address, PointerAttribute.IS_GPU_DIRECT_RDMA_CAPABLE):
-        raise _refused("it was not allocated for GPUDirect RDMA")
+        raise _unusable("it is managed memory, which moves")
     context = driver.pointer_attribute(address, PointerAttribute.CONTEXT)
     if context == 0:
-        raise _refused("it belongs to no context (memory of a pool?)")
+        raise _unusable("it belongs to no context (memory of a pool?)")
     with in_context(driver, context):
         allocation = driver.allocation(address)
     if address < allocation.address or address + length_bytes > allocation.end:
-        raise _refused(
+        raise _unusable(
             f"its {length_bytes} bytes at {address:#x} are not in one allocation (PyTorch: no expandable_segments)"
         )
-    return context, allocation
+    device = driver.pointer_attribute(address, PointerAttribute.DEVICE_ORDINAL)
+    return CudaPlace(address, length_bytes, context, allocation, device, driver.pci_address(device))
 
 
 def _needs_flush(order: int, flush_options: int) -> bool:
@@ -125,4 +141,8 @@ def _needs_flush(order: int, flush_options: int) -> bool:
 
 
 def _refused(reason: str) -> UnsupportedError:
-    return UnsupportedError(f"CUDA memory for KV cannot be given to RDMA devices: {reason}", next_step=_WITHOUT)
+    return UnsupportedError(f"CUDA memory for KV cannot be given to RDMA devices: {reason}", next_step=_STAGED)
+
+
+def _unusable(reason: str) -> UnsupportedError:
+    return UnsupportedError(f"CUDA memory for KV cannot be used: {reason}", next_step=_WITHOUT)

@@ -27,6 +27,8 @@ _DMA_BUF_FD: Final = 1  # CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD
 _CURRENT_CONTEXT: Final = 0  # CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX
 _TO_OWNER: Final = 100  # CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER
 _DISABLE_TIMING: Final = 2  # CU_EVENT_DISABLE_TIMING
+_NON_BLOCKING: Final = 1  # CU_STREAM_NON_BLOCKING
+_PCI_ADDRESS_BYTES: Final = 32  # 13 are needed
 
 # CUdeviceptr is an unsigned long long; contexts, streams and events are pointers; enums are ints.
 _ADDRESS: Final = c_ulonglong
@@ -36,6 +38,7 @@ _PROTOTYPES: Final[dict[str, tuple[Any, ...]]] = {
     "cuGetErrorName": (c_int, POINTER(c_char_p)),
     "cuDeviceGetCount": (POINTER(c_int),),
     "cuDeviceGetAttribute": (POINTER(c_int), c_int, c_int),
+    "cuDeviceGetPCIBusId": (c_char_p, c_int, c_int),
     "cuPointerGetAttribute": (c_void_p, c_int, _ADDRESS),
     "cuPointerSetAttribute": (c_void_p, c_int, _ADDRESS),
     "cuMemGetAddressRange_v2": (POINTER(_ADDRESS), POINTER(c_size_t), _ADDRESS),
@@ -43,6 +46,12 @@ _PROTOTYPES: Final[dict[str, tuple[Any, ...]]] = {
     "cuCtxPushCurrent_v2": (c_void_p,),
     "cuCtxPopCurrent_v2": (POINTER(c_void_p),),
     "cuFlushGPUDirectRDMAWrites": (c_int, c_int),
+    "cuStreamCreate": (POINTER(c_void_p), c_uint),
+    "cuStreamDestroy_v2": (c_void_p,),
+    "cuMemHostRegister_v2": (c_void_p, c_size_t, c_uint),
+    "cuMemHostUnregister": (c_void_p,),
+    "cuMemcpyHtoDAsync_v2": (_ADDRESS, c_void_p, c_size_t, c_void_p),
+    "cuMemcpyDtoHAsync_v2": (c_void_p, _ADDRESS, c_size_t, c_void_p),
     "cuEventCreate": (POINTER(c_void_p), c_uint),
     "cuEventRecord": (c_void_p, c_void_p),
     "cuEventQuery": (c_void_p,),
@@ -107,6 +116,11 @@ class LibCuda:
         self._call("cuDeviceGetAttribute", byref(value), attribute, device)
         return value.value
 
+    def pci_address(self, device: int) -> str:
+        address = ctypes.create_string_buffer(_PCI_ADDRESS_BYTES)
+        self._call("cuDeviceGetPCIBusId", address, _PCI_ADDRESS_BYTES, device)
+        return address.value.decode().lower()
+
     def pointer_attribute(self, address: int, attribute: PointerAttribute) -> int:
         """Of any width up to 8 bytes: what the driver does not write stays zero (little-endian)."""
         value = c_uint64()
@@ -137,6 +151,27 @@ class LibCuda:
 
     def flush_rdma_writes(self) -> None:
         self._call("cuFlushGPUDirectRDMAWrites", _CURRENT_CONTEXT, _TO_OWNER)
+
+    def create_stream(self) -> int:
+        stream = c_void_p()
+        self._call("cuStreamCreate", byref(stream), _NON_BLOCKING)
+        assert stream.value is not None
+        return stream.value
+
+    def destroy_stream(self, stream: int) -> None:
+        self._call("cuStreamDestroy_v2", stream)
+
+    def pin_host(self, address: int, length_bytes: int) -> None:
+        self._call("cuMemHostRegister_v2", address, length_bytes, 0)
+
+    def unpin_host(self, address: int) -> None:
+        self._call("cuMemHostUnregister", address)
+
+    def copy_to_device(self, to: int, source: int, length_bytes: int, stream: int) -> None:
+        self._call("cuMemcpyHtoDAsync_v2", to, source, length_bytes, stream)
+
+    def copy_from_device(self, to: int, source: int, length_bytes: int, stream: int) -> None:
+        self._call("cuMemcpyDtoHAsync_v2", to, source, length_bytes, stream)
 
     def create_event(self) -> int:
         event = c_void_p()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
+import operator
 import os
 import queue
 import threading
@@ -32,18 +34,24 @@ class PathCounters:
 
 
 class DataPath:
-    """Moves units of ``unit_bytes`` for one worker. It owns ``medium`` from now on.
+    """Moves units for one worker, of ``unit_bytes`` for each KV group. It owns ``medium`` from now on.
 
     ``close`` ends its threads; queued saves are then reported as failed, queued loads as abandoned. ``cpus``: where
     the threads run (None: where their maker does).
     """
 
     def __init__(
-        self, medium: Medium, *, unit_bytes: int, lba_bytes: int, load_threads: int, cpus: Cpus | None = None
+        self,
+        medium: Medium,
+        *,
+        unit_bytes: Sequence[int],
+        lba_bytes: int,
+        load_threads: int,
+        cpus: Cpus | None = None,
     ) -> None:
         self._medium = medium
-        self._unit_bytes = unit_bytes
-        self._unit_lbas = -(-unit_bytes // lba_bytes)
+        self._unit_bytes = tuple(unit_bytes)
+        self._lba_bytes = lba_bytes
         self._cpus = cpus
         self._spans: queue.SimpleQueue[tuple[LoadJob, Span] | None] = queue.SimpleQueue()
         self._writes: queue.SimpleQueue[tuple[ShardWrite, ...] | None] = queue.SimpleQueue()
@@ -64,12 +72,24 @@ class DataPath:
     # ---- loads ---------------------------------------------------------------------------------------------------
 
     def load(self, units: Sequence[UnitRead], *, abandon_after_s: float) -> LoadJob:
-        """Start loading; poll the job for its result."""
+        """Start loading; poll the job for its result. Units of one KV group lie side by side in ``units``.
+
+        Called by the engine's thread when the blocks are given to it.
+        """
         now_s = time.monotonic()
-        job = LoadJob(units, now_s + abandon_after_s, now_s)
-        lbas = [unit.lba for unit in units]
-        for span in spans_of(lbas, unit_lbas=self._unit_lbas, read_lbas=self._medium.read_lbas):
-            self._spans.put((job, span))
+        try:
+            job = LoadJob(units, now_s + abandon_after_s, now_s, self._medium.produced())
+        except MeshFusionError as error:
+            job = LoadJob(units, now_s + abandon_after_s, now_s)
+            job.abandon(error.message)
+            return job
+        first = 0
+        for group, members in itertools.groupby(units, key=operator.attrgetter("group")):
+            lbas = [unit.lba for unit in members]
+            unit_lbas = -(-self._unit_bytes[group] // self._lba_bytes)
+            for span in spans_of(lbas, unit_lbas=unit_lbas, read_lbas=self._medium.read_lbas):
+                self._spans.put((job, span._replace(first=first + span.first, group=group)))
+            first += len(lbas)
         return job
 
     def _load_loop(self) -> None:
@@ -102,7 +122,7 @@ class DataPath:
             logger.exception("loading a span failed")
             outcomes = [UnitFailure(index, False, repr(error)) for index in indexes]
         with self.counters.lock:
-            self.counters.loaded_bytes += self._unit_bytes * sum(outcome is None for outcome in outcomes)
+            self.counters.loaded_bytes += self._unit_bytes[span.group] * sum(outcome is None for outcome in outcomes)
             self.counters.mismatches += sum(outcome is not None and outcome.is_mismatch for outcome in outcomes)
         job.done(indexes, outcomes)
 
@@ -171,7 +191,7 @@ class DataPath:
             logger.exception("writing a shard failed")
             return _failed(write, repr(error))
         with self.counters.lock:
-            self.counters.saved_bytes += self._unit_bytes * len(digests)
+            self.counters.saved_bytes += self._unit_bytes[write.header.group] * len(digests)
         return ShardWritten(write.save_id, digests)
 
     # ---- the threads ---------------------------------------------------------------------------------------------

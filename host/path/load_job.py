@@ -8,14 +8,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from meshfusion.host.memory.host_memory import ALREADY_PRODUCED
+from meshfusion.host.memory.kv_memory import Produced
+
 
 class UnitRead(NamedTuple):
-    """Bring ``unit_bytes`` at ``lba`` into device block ``block_id`` and prove them by ``digest``."""
+    """Bring ``unit_bytes`` at ``lba`` into device block ``block_id`` of a KV group and prove them by ``digest``."""
 
     lba: int
     unit_bytes: int
     block_id: int
     digest: bytes
+    group: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +42,16 @@ class LoadJob:
     """One load under way. Device memory is written only between ``enter`` and ``leave``.
 
     While anybody is in there, the outcome is not told, whatever was abandoned and whatever time has passed: whoever
-    has the outcome may give the memory to others.
+    has the outcome may give the memory to others. ``cleared``, to be waited for before ``enter``: the engine's work
+    with what the blocks held before has been done.
     """
 
-    def __init__(self, units: Sequence[UnitRead], deadline_s: float, now_s: float) -> None:
+    def __init__(
+        self, units: Sequence[UnitRead], deadline_s: float, now_s: float, cleared: Produced = ALREADY_PRODUCED
+    ) -> None:
         self.units = tuple(units)
         self.deadline_s = deadline_s
+        self.cleared = cleared
         self._started_s = now_s
         self._finished_s = now_s
         self._lock = threading.Lock()
@@ -98,6 +106,12 @@ class LoadJob:
         with self._lock:
             assert self._writing > 0
             self._writing -= 1
+
+    def refused(self, first: int, unit_count: int) -> list[UnitFailure]:
+        """The outcomes of units whose writing :meth:`enter` did not allow. They are no less failed than those nobody
+        came to: others that were let in before may still be writing theirs, and then these here are heard."""
+        reason = self._abandoned_why or "its outcome was told"
+        return [UnitFailure(first + i, False, reason) for i in range(unit_count)]
 
     def done(self, indexes: range, outcomes: Sequence[UnitFailure | None]) -> None:
         """The outcomes of some units; ignored once the load's outcome was told."""

@@ -10,42 +10,49 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from meshfusion.dpu.api.liveness import hold_liveness
 from meshfusion.dpu.api.types import Access, Attachment, Namespace
 from meshfusion.host.kv.group_layout import GroupLayout
 from meshfusion.host.memory.host_memory import HostKvMemory
+from meshfusion.host.memory.kv_memory import KvMemory
 from meshfusion.host.path.block import block_path
 from meshfusion.host.path.cpus import Cpus
 from meshfusion.host.path.data_path import DataPath
-from meshfusion.host.path.probe import KvTarget, PathKind, choose, look_for_rdma, report_paths
+from meshfusion.host.path.probe import (
+    DEVICE_MEMORY_PREFERENCE,
+    HOST_MEMORY_PREFERENCE,
+    KvTarget,
+    PathKind,
+    choose,
+    look_for_rdma,
+    report_paths,
+)
 from meshfusion.host.path.proof import IsDigestRight
-from meshfusion.host.path.staged import staged_path
-from meshfusion.jbof.digest import DigestKernels
+from meshfusion.host.path.staged import staged_path_to
 from meshfusion.jbof.errors import FormatError
 from meshfusion.jbof.format import LABEL_LBAS, LBA_BYTES, decode_label_copies, shard_lba_count
 from meshfusion.jbof.media.file import DirectMode, open_data_file
+from meshfusion.jbof.nvme.key_scope import KeyScope
 
 logger = logging.getLogger("meshfusion.path")
-
-Memory = np.ndarray[tuple[int], np.dtype[np.uint8]]
 
 READ_BYTES = 6 << 20  # of one load thread; a larger unit gets what it needs
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PathOpener:
-    """What every path of one worker needs. ``units_per_shard``: of a chunk."""
+    """What every path of one worker needs. ``memory`` outlives the paths. ``layouts`` and ``units_per_shard``: of each
+    KV group, of its largest chunk.
+    ``key_scope``: of a path over RDMA."""
 
-    memory: Memory
-    layout: GroupLayout
-    kernels: DigestKernels
-    units_per_shard: int
+    memory: KvMemory
+    layouts: tuple[GroupLayout, ...]
+    units_per_shard: tuple[int, ...]
     load_threads: int
     direct_io: bool
     cpus: Cpus
     is_digest_right: IsDigestRight
+    key_scope: KeyScope = KeyScope.REGION
 
     def open(self, wanted: PathKind | None, attachment: Attachment) -> DataPath:
         """``wanted`` None: the best that is possible here. May take as long as a target needs to be connected to.
@@ -55,7 +62,7 @@ class PathOpener:
         """
         (namespace,) = attachment.namespaces
         if attachment.export is not None:
-            assert wanted is PathKind.RDMA, f"attached for {wanted}"
+            assert wanted in (None, PathKind.RDMA), f"attached for {wanted}"
             return self._open_rdma(attachment, namespace)
         os.close(hold_liveness(Path(attachment.liveness_path)))  # only to see that it is in reach
         return self._open_local(wanted, attachment, namespace)
@@ -64,42 +71,52 @@ class PathOpener:
         path = Path(namespace.path)
         check_pool_file(path, attachment.pool_uuid)
         data = open_data_file(path, writable=True, direct=DirectMode.AUTO if self.direct_io else DirectMode.OFF)
+        place = self.memory.place
+        preference = DEVICE_MEMORY_PREFERENCE if place.device else HOST_MEMORY_PREFERENCE
         try:
-            report = report_paths(data, KvTarget(self.memory.ctypes.data, self.layout), look_for_rdma())
-            kind = choose(report, wanted, (PathKind.STAGED, PathKind.BLOCK))
+            report = report_paths(data, KvTarget(place, self.layouts), look_for_rdma())
+            # Without an export there is nothing that RDMA could reach.
+            kind = choose(report, wanted, tuple(kind for kind in preference if kind is not PathKind.RDMA))
         except BaseException:
             data.close()
             raise
         logger.info("path %s", report.answer(kind))
-        unit_bytes, lba_bytes = self.layout.unit_bytes, namespace.lba_bytes
+        lba_bytes = namespace.lba_bytes
         if kind is PathKind.BLOCK:
+            assert isinstance(self.memory, HostKvMemory), place
             return block_path(
                 data,
-                self.memory,
-                self.layout,
-                self.kernels,
+                self.memory.array,
+                self.layouts,
+                self.memory.kernels,
                 lba_bytes=lba_bytes,
                 load_threads=self.load_threads,
-                max_units=self.units_per_shard,
+                max_units=max(self.units_per_shard),
                 cpus=self.cpus,
                 is_digest_right=self.is_digest_right,
             )
-        return staged_path(
-            data,
+        return staged_path_to(
             self.memory,
-            self.layout,
-            self.kernels,
+            data,
+            self.layouts,
             lba_bytes=lba_bytes,
             load_threads=self.load_threads,
             read_bytes=READ_BYTES,
-            write_bytes=shard_lba_count(unit_bytes, self.units_per_shard, lba_bytes) * lba_bytes,
+            write_bytes=self._shard_lbas_max(lba_bytes) * lba_bytes,
             cpus=self.cpus,
             is_digest_right=self.is_digest_right,
+        )
+
+    def _shard_lbas_max(self, lba_bytes: int) -> int:
+        return max(
+            shard_lba_count(layout.unit_bytes, units, lba_bytes)
+            for layout, units in zip(self.layouts, self.units_per_shard, strict=True)
         )
 
     def _open_rdma(self, attachment: Attachment, namespace: Namespace) -> DataPath:
         from meshfusion.host.path.flexpath.addresses import path_specs
         from meshfusion.host.path.flexpath.board import show_paths
+        from meshfusion.host.path.flexpath.locality import shown_gpu
         from meshfusion.host.path.flexpath.multipath import Multipath
         from meshfusion.host.path.namespace_view import NamespaceView, read_blocks
         from meshfusion.host.path.rdma import rdma_path
@@ -111,7 +128,15 @@ class PathOpener:
         addresses = paths_to(export.portals, local_ports())
         host_id = uuid.uuid5(uuid.NAMESPACE_URL, export.host_nqn)
         host_key = parse_secret(export.host_key) if export.host_key else None
-        specs = path_specs(addresses, export.subsystem_nqn, export.host_nqn, host_id, host_key=host_key)
+        specs = path_specs(
+            addresses,
+            export.subsystem_nqn,
+            export.host_nqn,
+            host_id,
+            gpu_pci_address=shown_gpu(self.memory.place.pci_address),
+            host_key=host_key,
+            key_scope=self.key_scope,
+        )
         multipath = Multipath(specs)
         try:
             view = NamespaceView(multipath, namespace.nsid, lba_bytes=namespace.lba_bytes)
@@ -122,16 +147,21 @@ class PathOpener:
             multipath.close(timeout_s=0.0)
             raise
         show_paths(multipath, attachment.pool_uuid)
-        logger.info("connected to %s over %s", export.subsystem_nqn, ", ".join(path.name for path in addresses))
+        logger.info(
+            "connected to %s over %s, with keys for each %s",
+            export.subsystem_nqn,
+            ", ".join(path.name for path in addresses),
+            self.key_scope.value,
+        )
         return rdma_path(
             view,
             namespace.nsid,
-            HostKvMemory(self.memory, self.kernels),
-            self.layout,
+            self.memory,
+            self.layouts,
             lba_bytes=namespace.lba_bytes,
             load_threads=self.load_threads,
             read_bytes=READ_BYTES,
-            max_units=self.units_per_shard,
+            max_units=max(self.units_per_shard),
             cpus=self.cpus,
             is_digest_right=self.is_digest_right,
         )

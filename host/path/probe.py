@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Final
 
 from meshfusion.host.kv.group_layout import GroupLayout
-from meshfusion.host.path.block_layout import OpenedData, check_block_layout, check_direct
+from meshfusion.host.memory.kv_memory import MemoryPlace
+from meshfusion.host.path.block_layout import OpenedData, check_block_layout, check_direct, check_patience
 from meshfusion.jbof.errors import MeshFusionError, UnsupportedError
+from meshfusion.jbof.media.fabrics import longest_wait_s
 from meshfusion.jbof.nvme.verbs_names import load_verbs
 
 
@@ -35,6 +37,10 @@ likely cause: a staging buffer is a few huge pages that stay in the caches, so t
 small, cold pages cost a request. And the staged path gives an abandoned load's blocks back at once. Block is for those
 who would rather not give memory to staging, or whose drive says otherwise: it was not measured on NVMe.
 """
+
+
+DEVICE_MEMORY_PREFERENCE: Final = (PathKind.RDMA, PathKind.STAGED)
+"""For KV memory of a device: past the host where the pool is exported, else copied by the device; not measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +100,10 @@ class RdmaSight:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KvTarget:
-    """The engine's memory: ``address`` is what the layout's offsets count from."""
+    """The engine's memory: ``place.address`` is what the offsets of its KV groups' layouts count from."""
 
-    address: int
-    layout: GroupLayout
+    place: MemoryPlace
+    layouts: tuple[GroupLayout, ...]
 
 
 def look_for_rdma(folder: Path = Path("/sys/class/infiniband")) -> RdmaSight:
@@ -128,10 +134,10 @@ def _read(path: Path) -> str:
 
 def report_paths(data: OpenedData | MeshFusionError, target: KvTarget | None, rdma: RdmaSight) -> PathReport:
     """``data``: the medium as opened here, or why it does not open. ``target`` None: not known yet (no engine runs)."""
-    return PathReport((rdma_answer(rdma), block_answer(data, target), staged_answer(data)))
+    return PathReport((rdma_answer(rdma, target), block_answer(data, target), staged_answer(data)))
 
 
-def rdma_answer(rdma: RdmaSight) -> PathAnswer:
+def rdma_answer(rdma: RdmaSight, target: KvTarget | None = None) -> PathAnswer:
     """Possible means: on this side. Whether a target answers shows when connecting."""
     if not rdma.ports:
         return PathAnswer(
@@ -150,30 +156,51 @@ def rdma_answer(rdma: RdmaSight) -> PathAnswer:
         )
     if rdma.verbs_error is not None:
         return PathAnswer(PathKind.RDMA, False, rdma.verbs_error.message, rdma.verbs_error.next_step)
+    if target is not None and target.place.rdma_error is not None:
+        error = target.place.rdma_error
+        return PathAnswer(PathKind.RDMA, False, error.message, error.next_step)
     return PathAnswer(PathKind.RDMA, True, "pyverbs works; " + ", ".join(map(str, active)))
 
 
 def block_answer(data: OpenedData | MeshFusionError, target: KvTarget | None) -> PathAnswer:
+    if target is not None and target.place.device:
+        return PathAnswer(
+            PathKind.BLOCK,
+            False,
+            f"the KV memory lies on {target.place.device}, and the kernel reaches a device's memory only with cuFile "
+            "(GPUDirect Storage), which this version does not use",
+            "Use the staged path, or rdma with a service that exports its pool.",
+        )
     if isinstance(data, MeshFusionError):
         return PathAnswer(PathKind.BLOCK, False, data.message, data.next_step)
     try:
         alignment = check_direct(data)
+        check_patience(data)
         if target is not None:
-            check_block_layout(data, target.address, target.layout)
+            check_block_layout(data, target.place.address, target.layouts)
     except UnsupportedError as error:
         return PathAnswer(PathKind.BLOCK, False, error.message, error.next_step)
     asked = f"runs of whole {alignment.granule_bytes} bytes, at multiples of {alignment.memory_bytes}"
     if not alignment.is_told:
         asked += " (assumed: this kernel does not tell)"
     kept = f"the KV layout has {asked}" if target is not None else f"for KV layouts with {asked}"
-    return PathAnswer(PathKind.BLOCK, True, f"O_DIRECT works on {data.path}; {kept}")
+    return PathAnswer(PathKind.BLOCK, True, f"O_DIRECT works on {data.path}; {kept}{_over_fabrics(data)}")
 
 
 def staged_answer(data: OpenedData | MeshFusionError) -> PathAnswer:
     if isinstance(data, MeshFusionError):
         return PathAnswer(PathKind.STAGED, False, data.message, data.next_step)
     how = "O_DIRECT" if data.direct else f"the page cache ({data.direct_reason})"
-    return PathAnswer(PathKind.STAGED, True, f"{data.path} opens; read with {how}")
+    return PathAnswer(PathKind.STAGED, True, f"{data.path} opens; read with {how}{_over_fabrics(data)}")
+
+
+def _over_fabrics(data: OpenedData) -> str:
+    if not data.fabrics:
+        return ""
+    wait_s = longest_wait_s(data.fabrics)
+    waits = "waits for a lost connection for ever" if wait_s is None else f"fails {wait_s} s after a connection is lost"
+    controllers = ", ".join(link.controller for link in data.fabrics)
+    return f"; over NVMe/{data.fabrics[0].transport} ({controllers}), I/O {waits}"
 
 
 def choose(

@@ -61,7 +61,7 @@ def rdma_path(
     initiator: NamespaceInitiator,
     nsid: int,
     memory: KvMemory,
-    layout: GroupLayout,
+    layouts: Sequence[GroupLayout],
     *,
     lba_bytes: int,
     load_threads: int,
@@ -70,7 +70,7 @@ def rdma_path(
     cpus: Cpus | None = None,
     is_digest_right: IsDigestRight = operator.eq,
 ) -> DataPath:
-    """It owns ``initiator``, not ``memory``, which is closed after it.
+    """It owns ``initiator``, not ``memory``, which is closed after it. ``layouts``: of each KV group.
 
     ``read_bytes``: what a load thread has under way; ``max_units``: of the largest shard.
 
@@ -78,12 +78,14 @@ def rdma_path(
     what registering ``memory`` raises. The initiator is closed then.
     """
     try:
-        check_layout(layout, lba_bytes, initiator.max_descriptors)
-        medium = RdmaMedium(initiator, nsid, memory, layout, lba_bytes, read_bytes, max_units, is_digest_right)
+        for layout in layouts:
+            check_layout(layout, lba_bytes, initiator.max_descriptors)
+        medium = RdmaMedium(initiator, nsid, memory, tuple(layouts), lba_bytes, read_bytes, max_units, is_digest_right)
     except MeshFusionError:
         initiator.close(timeout_s=0.0)
         raise
-    return DataPath(medium, unit_bytes=layout.unit_bytes, lba_bytes=lba_bytes, load_threads=load_threads, cpus=cpus)
+    unit_bytes = [layout.unit_bytes for layout in layouts]
+    return DataPath(medium, unit_bytes=unit_bytes, lba_bytes=lba_bytes, load_threads=load_threads, cpus=cpus)
 
 
 def check_layout(layout: GroupLayout, lba_bytes: int, max_descriptors: int) -> None:
@@ -92,9 +94,10 @@ def check_layout(layout: GroupLayout, lba_bytes: int, max_descriptors: int) -> N
     if is_aligned or max_descriptors > 1:
         return
     raise UnsupportedError(
-        f"the KV layout has runs of {layout.run_bytes} bytes, not whole blocks of {lba_bytes}, and the target takes "
-        "one piece of memory a command",
-        next_step="Use the staged path, a target that takes SGL lists (SPDK), or a larger engine block size.",
+        f"the KV layout has runs of {layout.run_bytes} bytes, not whole blocks of {lba_bytes}, and commands have one "
+        "piece of memory: the target takes no more, or key_scope is command",
+        next_step="Use the staged path, a target that takes SGL lists (SPDK) with key_scope: region, or a larger "
+        "engine block size.",
     )
 
 
@@ -106,7 +109,7 @@ class RdmaMedium:
         initiator: NamespaceInitiator,
         nsid: int,
         memory: KvMemory,
-        layout: GroupLayout,
+        layouts: tuple[GroupLayout, ...],
         lba_bytes: int,
         read_bytes: int,
         max_units: int,
@@ -115,30 +118,33 @@ class RdmaMedium:
         self.initiator = initiator
         self.nsid = nsid
         self.memory = memory
-        self.layout = layout
+        self.layouts = layouts
         self.lba_bytes = lba_bytes
         self.max_units = max_units
         self.is_digest_right = is_digest_right
-        unit_lbas = -(-layout.unit_bytes // lba_bytes)
-        self.read_lbas = max(unit_lbas, read_bytes // lba_bytes)
-        self._slack_bytes = unit_lbas * lba_bytes - layout.unit_bytes
+        unit_lbas = [-(-layout.unit_bytes // lba_bytes) for layout in layouts]
+        self.read_lbas = max(*unit_lbas, read_bytes // lba_bytes)
+        self._slack_bytes = [
+            count * lba_bytes - layout.unit_bytes for count, layout in zip(unit_lbas, layouts, strict=True)
+        ]
         # What a unit's last block holds behind it: read to nowhere, written as zeros.
-        self._sink = _buffer_region(initiator, AlignedBuffer(lba_bytes)) if self._slack_bytes else None
-        self._zeros = _buffer_region(initiator, AlignedBuffer(lba_bytes)) if self._slack_bytes else None
+        self._sink = _buffer_region(initiator, AlignedBuffer(lba_bytes)) if any(self._slack_bytes) else None
+        self._zeros = _buffer_region(initiator, AlignedBuffer(lba_bytes)) if any(self._slack_bytes) else None
         self._region = memory.register(initiator)  # last: nothing may fail from here on and leave it open
 
-    def parts_to_read(self, block_id: int) -> list[RegionPart]:
-        return self._parts(block_id, self._sink)
+    def parts_to_read(self, group: int, block_id: int) -> list[RegionPart]:
+        return self._parts(group, block_id, self._sink)
 
-    def parts_to_write(self, block_id: int) -> list[RegionPart]:
-        return self._parts(block_id, self._zeros)
+    def parts_to_write(self, group: int, block_id: int) -> list[RegionPart]:
+        return self._parts(group, block_id, self._zeros)
 
-    def _parts(self, block_id: int, slack: RegisteredRegion | None) -> list[RegionPart]:
+    def _parts(self, group: int, block_id: int, slack: RegisteredRegion | None) -> list[RegionPart]:
         """A unit's memory in canonical order, whole blocks in all."""
-        run_bytes = self.layout.run_bytes
-        parts = [self._region.part(int(offset), run_bytes) for offset in self.layout.run_offsets(block_id)]
-        if slack is not None:
-            parts.append(slack.part(0, self._slack_bytes))
+        layout, slack_bytes = self.layouts[group], self._slack_bytes[group]
+        parts = [self._region.part(int(offset), layout.run_bytes) for offset in layout.run_offsets(block_id)]
+        if slack_bytes:
+            assert slack is not None
+            parts.append(slack.part(0, slack_bytes))
         return parts
 
     def loader(self) -> RdmaLoader:
@@ -174,11 +180,12 @@ class RdmaLoader:
     def load(self, job: LoadJob, span: Span) -> list[UnitFailure | None]:
         """Each unit with commands of its own: what lies between units of a span is not read."""
         units = job.units[span.first : span.first + span.unit_count]
+        job.cleared.wait(max(0.0, job.deadline_s - time.monotonic()))
         if not job.enter():
-            return [None] * len(units)  # abandoned: whatever we say about them is not heard
+            return list(job.refused(span.first, len(units)))
         try:
             errors = self._read(units, job.deadline_s)
-            digests = self._digests(units, errors)
+            digests = self._digests(span.group, units, errors)
         finally:
             job.leave()
         proven = outcomes_of(units, span.first, digests, self._medium.is_digest_right)
@@ -194,18 +201,18 @@ class RdmaLoader:
         try:
             for unit in units:
                 timeout_s = max(0.001, deadline_s - time.monotonic())
-                parts = medium.parts_to_read(unit.block_id)
+                parts = medium.parts_to_read(unit.group, unit.block_id)
                 transfers.append(medium.initiator.begin_read(medium.nsid, unit.lba, parts, timeout_s=timeout_s))
             return [_error_of(transfer) for transfer in transfers]
         finally:
             _wait_memory_free(transfers)
             medium.memory.arrived()
 
-    def _digests(self, units: Sequence[UnitRead], errors: Sequence[MeshFusionError | None]) -> list[bytes]:
+    def _digests(self, group: int, units: Sequence[UnitRead], errors: Sequence[MeshFusionError | None]) -> list[bytes]:
         """Empty for those that failed."""
         medium = self._medium
         read = [unit.block_id for unit, error in zip(units, errors, strict=True) if error is None]
-        found = iter(medium.memory.digests(medium.layout, read))
+        found = iter(medium.memory.digests(medium.layouts[group], read))
         return [next(found) if error is None else b"" for error in errors]
 
     def close(self) -> None: ...
@@ -222,12 +229,12 @@ class RdmaSaver:
     def write(self, shard: ShardWrite) -> tuple[bytes, ...]:
         medium = self._medium
         shard.produced.wait(SAVE_TIMEOUT_S)
-        digests = tuple(medium.memory.digests(medium.layout, shard.block_ids))
+        digests = tuple(medium.memory.digests(medium.layouts[shard.header.group], shard.block_ids))
         header = encode_chunk_header(replace(shard.header, unit_digests=digests), medium.lba_bytes)
         self._header.view[: len(header)] = header
         memory = [self._header_region.part(0, len(header))]
         for block_id in shard.block_ids:
-            memory += medium.parts_to_write(block_id)
+            memory += medium.parts_to_write(shard.header.group, block_id)
         length_bytes = sum(part.length_bytes for part in memory)
         assert length_bytes == shard.extent.lba_count * medium.lba_bytes, (length_bytes, shard.extent)
         transfer = medium.initiator.begin_write(medium.nsid, shard.extent.lba, memory, timeout_s=SAVE_TIMEOUT_S)

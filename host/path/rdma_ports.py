@@ -10,11 +10,10 @@ from typing import Final, NamedTuple
 import psutil
 
 from meshfusion.dpu.api.types import Portal
-from meshfusion.host.path.flexpath.addresses import PathAddress
+from meshfusion.host.path.flexpath.addresses import ROUTED, PathAddress
 from meshfusion.jbof.errors import UnsupportedError
 
 SYSFS: Final = Path("/sys")
-ROUTED: Final = "routed"
 
 
 class LocalPort(NamedTuple):

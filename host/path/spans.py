@@ -11,13 +11,15 @@ between is read for nothing."""
 
 
 class Span(NamedTuple):
-    """``unit_count`` units from number ``first`` on, ``stride_lbas`` apart on the medium: one read of ``lba_count``."""
+    """``unit_count`` units of one KV group from number ``first`` on, ``stride_lbas`` apart on the medium: one read of
+    ``lba_count``."""
 
     first: int
     unit_count: int
     lba: int
     stride_lbas: int
     lba_count: int
+    group: int = 0
 
 
 def spans_of(lbas: Sequence[int], *, unit_lbas: int, read_lbas: int) -> list[Span]:

@@ -1,35 +1,43 @@
-"""The staged way: units move between a namespace this machine can open and device memory, through aligned staging.
+"""The staged way: units move between a namespace this machine can open and KV memory, through aligned staging.
 
-A loader reads with O_DIRECT into its own staging buffer, copies to the destination and digests what the destination
-then holds (rule 4), many units in one pass without the GIL: a thread that needs the GIL after every unit waits for it
-every time, milliseconds while the engine's own thread is busy in Python.
+A loader reads with O_DIRECT into its own staging, has it copied to the destination and digested there (rule 4). On the
+host's memory that is one pass of the processor; a device copies by itself, so a loader has several stagings and reads
+into the next while the former are copied.
 
-Staging is what makes a load abandonable at once: bytes that come late stay in our buffer, and memory the engine has
-taken back is never written (rule 3's concern, on the host's side).
+Staging is what makes a load abandonable: until its copy begins, bytes that come late stay in our buffer, and memory the
+engine has taken back is never written (rule 3's concern, on the host's side). From there until the copy has ended its
+blocks count as being written, whatever is abandoned meanwhile.
 """
 
 from __future__ import annotations
 
 import operator
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from meshfusion.host.kv.group_layout import GroupLayout
-from meshfusion.host.memory.host_memory import ALREADY_PRODUCED
-from meshfusion.host.memory.kv_memory import Produced
+from meshfusion.host.memory.host_memory import HostKvMemory
+from meshfusion.host.memory.kv_memory import CopyLostError, KvMemory, Produced, Staging
 from meshfusion.host.path.cpus import Cpus
 from meshfusion.host.path.data_path import DataPath
-from meshfusion.host.path.load_job import LoadJob, UnitFailure
+from meshfusion.host.path.late_writes import fate_of_write
+from meshfusion.host.path.load_job import LoadJob, UnitFailure, UnitRead
 from meshfusion.host.path.proof import IsDigestRight, outcomes_of
 from meshfusion.host.path.shards import ShardWrite
 from meshfusion.host.path.spans import Span
 from meshfusion.jbof.digest import DigestKernels
+from meshfusion.jbof.errors import MeshFusionError
 from meshfusion.jbof.format import encode_chunk_header
-from meshfusion.jbof.media.buffer import AlignedBuffer
 from meshfusion.jbof.media.file import DataFile
 
 Memory = np.ndarray[tuple[int], np.dtype[np.uint8]]
+
+SAVE_TIMEOUT_S: Final = 30.0
 
 
 def staged_path(
@@ -45,28 +53,59 @@ def staged_path(
     cpus: Cpus | None = None,
     is_digest_right: IsDigestRight = operator.eq,
 ) -> DataPath:
-    """It owns ``data``. ``read_bytes``: staging per load thread; ``write_bytes``: of the largest shard.
+    """:func:`staged_path_to` the host's ``memory``."""
+    return staged_path_to(
+        HostKvMemory(memory, kernels),
+        data,
+        (layout,),
+        lba_bytes=lba_bytes,
+        load_threads=load_threads,
+        read_bytes=read_bytes,
+        write_bytes=write_bytes,
+        cpus=cpus,
+        is_digest_right=is_digest_right,
+    )
 
-    ``is_digest_right`` exists for negative controls in tests: anything but equality is wrong.
+
+def staged_path_to(
+    memory: KvMemory,
+    data: DataFile,
+    layouts: Sequence[GroupLayout],
+    *,
+    lba_bytes: int,
+    load_threads: int,
+    read_bytes: int,
+    write_bytes: int,
+    cpus: Cpus | None = None,
+    is_digest_right: IsDigestRight = operator.eq,
+) -> DataPath:
+    """It owns ``data``, not ``memory``, which is closed after it. ``layouts``: of each KV group.
+
+    ``read_bytes``: staging per load thread, unless units are so large that each of its parts has to hold one;
+    ``write_bytes``: of the largest shard. ``is_digest_right`` exists for negative controls in tests: anything but
+    equality is wrong.
     """
-    unit_lbas = -(-layout.unit_bytes // lba_bytes)
-    read_lbas = max(unit_lbas, read_bytes // lba_bytes)
-    medium = StagedMedium(data, memory, layout, kernels, lba_bytes, read_lbas, write_bytes, is_digest_right)
-    return DataPath(medium, unit_bytes=layout.unit_bytes, lba_bytes=lba_bytes, load_threads=load_threads, cpus=cpus)
+    unit_bytes = [layout.unit_bytes for layout in layouts]
+    part_lbas = max(-(-max(unit_bytes) // lba_bytes), read_bytes // memory.load_depth // lba_bytes)
+    medium = StagedMedium(data, memory, tuple(layouts), lba_bytes, part_lbas, write_bytes, is_digest_right)
+    return DataPath(medium, unit_bytes=unit_bytes, lba_bytes=lba_bytes, load_threads=load_threads, cpus=cpus)
 
 
 @dataclass(frozen=True, slots=True)
 class StagedMedium:
-    """See :func:`staged_path`."""
+    """See :func:`staged_path_to`. ``part_lbas``: of one staging of a loader."""
 
     data: DataFile
-    memory: Memory
-    layout: GroupLayout
-    kernels: DigestKernels
+    memory: KvMemory
+    layouts: tuple[GroupLayout, ...]
     lba_bytes: int
-    read_lbas: int
+    part_lbas: int
     write_bytes: int
     is_digest_right: IsDigestRight
+
+    @property
+    def read_lbas(self) -> int:
+        return self.part_lbas * self.memory.load_depth
 
     def loader(self) -> StagedLoader:
         return StagedLoader(self)
@@ -75,13 +114,27 @@ class StagedMedium:
         return StagedSaver(self)
 
     def produced(self) -> Produced:
-        return ALREADY_PRODUCED
+        return self.memory.produced()
 
     def interrupt(self, deadline_s: float) -> None:
-        """A read or write of a file cannot be interrupted; its memory is ours."""
+        """Neither a read or write of a file nor a copy can be interrupted; the staging is ours."""
 
     def close(self) -> None:
         self.data.close()
+
+
+class _Part(NamedTuple):
+    """Units of a span that go through one staging, in one read. ``first``: the number of the first unit in the span."""
+
+    first: int
+    units: tuple[UnitRead, ...]
+    lba: int
+    lba_count: int
+
+
+class _Copy(NamedTuple):
+    part: _Part
+    staging: Staging
 
 
 class StagedLoader:
@@ -89,66 +142,127 @@ class StagedLoader:
 
     def __init__(self, medium: StagedMedium) -> None:
         self._medium = medium
-        self._staging = AlignedBuffer(medium.read_lbas * medium.lba_bytes, huge_pages=True)
-        self._staging.array[:] = 0  # its pages exist before the first load
+        self._stagings: list[Staging] = []
+        try:
+            for _ in range(medium.memory.load_depth):
+                staging = medium.memory.staging(medium.part_lbas * medium.lba_bytes)
+                self._stagings.append(staging)
+                staging.buffer.array[:] = 0  # its pages exist before the first load
+        except MeshFusionError:
+            self.close()
+            raise
 
     def load(self, job: LoadJob, span: Span) -> list[UnitFailure | None]:
-        medium = self._medium
-        units = job.units[span.first : span.first + span.unit_count]
-        medium.data.read_into(span.lba, self._staging.view[: span.lba_count * medium.lba_bytes])
-        run_offsets = medium.layout.run_offsets_of([unit.block_id for unit in units])
-        if not job.enter():
-            return [None] * len(units)  # abandoned: whatever we say about them is not heard
+        """Each part fails by itself. When it returns nobody writes the blocks any more."""
+        outcomes: list[UnitFailure | None] = [None] * span.unit_count
+        free, copying = deque(self._stagings), deque[_Copy]()
+
+        def end_oldest() -> None:
+            part, staging = copying.popleft()
+            free.append(staging)
+            outcomes[part.first : part.first + len(part.units)] = self._end(job, span, part, staging)
+
         try:
-            digests = medium.kernels.scatter_and_digest_units(
-                self._staging.array,
-                0,
-                span.stride_lbas * medium.lba_bytes,
-                medium.memory,
-                run_offsets,
-                medium.layout.run_bytes,
-            )
+            for part in self._parts(job, span):
+                if not free:
+                    end_oldest()
+                failures = self._begin(job, span, part, free[0])
+                if failures is None:
+                    copying.append(_Copy(part, free.popleft()))
+                else:
+                    outcomes[part.first : part.first + len(part.units)] = failures
         finally:
+            while copying:
+                end_oldest()
+        return outcomes
+
+    def _parts(self, job: LoadJob, span: Span) -> Iterator[_Part]:
+        medium = self._medium
+        unit_lbas = -(-medium.layouts[span.group].unit_bytes // medium.lba_bytes)
+        count_max = 1 + (medium.part_lbas - unit_lbas) // span.stride_lbas
+        for first in range(0, span.unit_count, count_max):
+            count = min(count_max, span.unit_count - first)
+            units = job.units[span.first + first : span.first + first + count]
+            lba_count = (count - 1) * span.stride_lbas + unit_lbas
+            yield _Part(first, units, span.lba + first * span.stride_lbas, lba_count)
+
+    def _begin(self, job: LoadJob, span: Span, part: _Part, staging: Staging) -> Sequence[UnitFailure] | None:
+        """Read, and begin to copy; or why not."""
+        medium = self._medium
+        try:
+            medium.data.read_into(part.lba, staging.buffer.view[: part.lba_count * medium.lba_bytes])
+            job.cleared.wait(max(0.0, job.deadline_s - time.monotonic()))
+        except MeshFusionError as error:
+            return _failures(span, part, error)
+        layout = medium.layouts[span.group]
+        run_offsets = layout.run_offsets_of([unit.block_id for unit in part.units])
+        if not job.enter():
+            return job.refused(span.first + part.first, len(part.units))
+        try:
+            staging.begin_load(span.stride_lbas * medium.lba_bytes, run_offsets, layout.run_bytes)
+        except CopyLostError as error:
+            return _failures(span, part, error)  # and never left: the blocks may be written at any time
+        except MeshFusionError as error:
             job.leave()
-        return outcomes_of(units, span.first, digests, medium.is_digest_right)
+            return _failures(span, part, error)
+        except BaseException:
+            job.leave()
+            raise
+        return None
+
+    def _end(self, job: LoadJob, span: Span, part: _Part, staging: Staging) -> Sequence[UnitFailure | None]:
+        """The proof, while the blocks are not yet anybody else's."""
+        try:
+            digests = staging.end_load()
+        except CopyLostError as error:
+            return _failures(span, part, error)
+        except MeshFusionError as error:
+            job.leave()
+            return _failures(span, part, error)
+        except BaseException:
+            job.leave()
+            raise
+        job.leave()
+        return outcomes_of(part.units, span.first + part.first, digests, self._medium.is_digest_right)
 
     def close(self) -> None:
-        self._staging.close()
+        for staging in self._stagings:
+            staging.close()
 
 
 class StagedSaver:
-    """Keeps the contract of :class:`~meshfusion.host.path.medium.Saver`. The fate of every write is known."""
+    """Keeps the contract of :class:`~meshfusion.host.path.medium.Saver`."""
 
     def __init__(self, medium: StagedMedium) -> None:
         self._medium = medium
-        self._staging = AlignedBuffer(medium.write_bytes, huge_pages=True)
+        self._staging = medium.memory.staging(medium.write_bytes)
 
     def write(self, shard: ShardWrite) -> tuple[bytes, ...]:
-        medium = self._medium
-        unit_bytes, lba_bytes = medium.layout.unit_bytes, medium.lba_bytes
+        medium, layout = self._medium, self._medium.layouts[shard.header.group]
+        unit_bytes, lba_bytes = layout.unit_bytes, medium.lba_bytes
         stride_bytes = -(-unit_bytes // lba_bytes) * lba_bytes
         total_bytes = shard.extent.lba_count * lba_bytes
         header_bytes = total_bytes - len(shard.block_ids) * stride_bytes
-        digests = []
-        for i, block_id in enumerate(shard.block_ids):
-            offset = header_bytes + i * stride_bytes
-            digest = medium.kernels.gather_and_digest(
-                medium.memory,
-                medium.layout.run_offsets(block_id),
-                medium.layout.run_bytes,
-                self._staging.array,
-                offset,
-            )
-            self._staging.array[offset + unit_bytes : offset + stride_bytes] = 0
-            digests.append(digest)
-        header = encode_chunk_header(replace(shard.header, unit_digests=tuple(digests)), lba_bytes)
+        run_offsets = layout.run_offsets_of(shard.block_ids)
+        shard.produced.wait(SAVE_TIMEOUT_S)
+        digests = tuple(self._staging.save(header_bytes, stride_bytes, run_offsets, layout.run_bytes))
+        buffer = self._staging.buffer
+        for offset in range(header_bytes, total_bytes, stride_bytes):
+            buffer.array[offset + unit_bytes : offset + stride_bytes] = 0
+        header = encode_chunk_header(replace(shard.header, unit_digests=digests), lba_bytes)
         assert len(header) == header_bytes, (len(header), header_bytes)
-        self._staging.view[:header_bytes] = header
-        medium.data.write_from(shard.extent.lba, self._staging.view[:total_bytes])
-        return tuple(digests)
+        buffer.view[:header_bytes] = header
+        with fate_of_write(medium.data):
+            medium.data.write_from(shard.extent.lba, buffer.view[:total_bytes])
+        return digests
 
     def flush(self) -> None:
         self._medium.data.flush()
 
     def close(self) -> None:
         self._staging.close()
+
+
+def _failures(span: Span, part: _Part, error: MeshFusionError) -> list[UnitFailure]:
+    first = span.first + part.first
+    return [UnitFailure(first + i, False, error.message) for i in range(len(part.units))]

@@ -24,6 +24,7 @@ import numpy.typing as npt
 from meshfusion.jbof.format import LBA_BYTES
 from meshfusion.jbof.media.buffer import AlignedBuffer
 from meshfusion.jbof.media.direct import ASSUMED_ALIGNMENT, DirectAlignment, direct_alignment
+from meshfusion.jbof.media.fabrics import FabricsLink, fabrics_links
 from meshfusion.jbof.media.faults import DataFileError, MediaFault
 from meshfusion.jbof.media.vectors import MAX_VECTORS, length_of, rest_of
 
@@ -50,6 +51,7 @@ class DataFile:
 
     ``direct``: is O_DIRECT in use? ``direct_reason`` says why, or why not. ``alignment``: what it then asks of memory
     (None: the kernel takes the flag, but says that this file does no direct I/O). ``size_bytes``: when opened.
+    ``fabrics``: the connections of the kernel's initiator that it lies behind; none: a failed write is over.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class DataFile:
         direct: bool,
         reason: str,
         alignment: DirectAlignment | None = ASSUMED_ALIGNMENT,
+        fabrics: tuple[FabricsLink, ...] = (),
     ) -> None:
         self._fd = fd
         self.path = path
@@ -70,6 +73,7 @@ class DataFile:
         self.direct = direct
         self.direct_reason = reason
         self.alignment = alignment
+        self.fabrics = fabrics
 
     def __enter__(self) -> DataFile:
         return self
@@ -192,11 +196,19 @@ def open_data_file(path: Path, *, writable: bool, direct: DirectMode = DirectMod
         if direct is DirectMode.REQUIRED and not works:
             raise DataFileError(MediaFault.UNSUPPORTED, f"O_DIRECT is required: {reason}", path)
         alignment = direct_alignment(fd)
+        fabrics = fabrics_links(os.fstat(fd))
     except BaseException:
         os.close(fd)
         raise
     return DataFile(
-        fd, path, size_bytes=size_bytes, writable=writable, direct=works, reason=reason, alignment=alignment
+        fd,
+        path,
+        size_bytes=size_bytes,
+        writable=writable,
+        direct=works,
+        reason=reason,
+        alignment=alignment,
+        fabrics=fabrics,
     )
 
 

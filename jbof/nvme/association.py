@@ -27,6 +27,7 @@ from meshfusion.jbof.nvme.controller_effects import (
     TargetEvent,
 )
 from meshfusion.jbof.nvme.inventory import Inventory
+from meshfusion.jbof.nvme.key_scope import KeyScope
 from meshfusion.jbof.nvme.procedures import (
     ArmEvents,
     AskUnderWay,
@@ -54,7 +55,7 @@ from meshfusion.jbof.nvme.queue_effects import (
 from meshfusion.jbof.nvme.rdma_cm import encode_request
 from meshfusion.jbof.nvme.settings import ControllerSettings
 from meshfusion.jbof.nvme.status import NvmeCommandError
-from meshfusion.jbof.nvme.transport import KillLink, LinkEvent, OpenLink, PostCapsule, ScratchPool
+from meshfusion.jbof.nvme.transport import LinkEvent, ScratchPool, TransportEffect
 from meshfusion.jbof.nvme.upkeep import EventRequests, KeepAlive, Rereading
 
 Effects = list[AssociationEffect]
@@ -114,11 +115,11 @@ class Association:
         return self._conversations.begin(now_s, bring_up(self._settings, self._random_bytes), self._brought_up)
 
     def submit_io(
-        self, now_s: float, queue: QueuePair, owner: object, command: Command, deadline_s: float, key: int | None
+        self, now_s: float, queue: QueuePair, owner: object, command: Command, deadline_s: float
     ) -> list[SubmissionEffect]:
         assert self.phase is Phase.LIVE
         # It can neither finish a command nor lose the queue, so none of its effects concerns the association.
-        return queue.submit(now_s, owner, command, deadline_s, key=key)
+        return queue.submit(now_s, owner, command, deadline_s)
 
     def request(self, now_s: float, owner: object, procedure: Procedure[Any]) -> Effects:
         assert self.phase is Phase.LIVE
@@ -177,7 +178,7 @@ class Association:
         """
         if not effects:
             return []
-        kept: Effects = [effect for effect in effects if isinstance(effect, OpenLink | PostCapsule | KillLink)]
+        kept: Effects = [effect for effect in effects if isinstance(effect, TransportEffect)]
         for effect in effects:
             match effect:
                 case Finished(owner, _) | NotSent(owner, _) | InDoubt(owner, _) | MemoryFree(owner):
@@ -260,7 +261,10 @@ class Association:
                 assert queue_id == len(self._by_id)
                 link = next(self._links)
                 where = f"{self._settings.where}, queue {queue_id}"
-                queue = QueuePair(link, depth, max_waiting=self._settings.max_waiting_commands, where=where)
+                # Admin commands have scratch memory of ours, which no window needs to guard.
+                key_scope = self._settings.key_scope if queue_id else KeyScope.REGION
+                max_waiting = self._settings.max_waiting_commands
+                queue = QueuePair(link, depth, max_waiting=max_waiting, where=where, key_scope=key_scope)
                 self._queues[link] = queue
                 self._by_id.append(queue)
                 self._opening = conversation

@@ -20,7 +20,7 @@ import struct
 from typing import Final, NamedTuple
 
 from meshfusion.jbof.nvme.fields import check_int
-from meshfusion.jbof.nvme.sgl import NO_DATA, DataPlace, DataPointer
+from meshfusion.jbof.nvme.sgl import NO_DATA, DataPlace, DataPointer, RemoteMemory
 
 SQE_BYTES: Final = 64
 MAX_COMMAND_ID: Final = 0xFFFE  # FFFFh means "no command" in the error log (Base Figure 91)
@@ -32,6 +32,8 @@ _SGLS_USED: Final = 0x40
 _COMMON: Final = struct.Struct("<BB2xI16x16s6I")
 _FABRICS: Final = struct.Struct("<BB2xB19x16s24s")
 _ID: Final = struct.Struct("<H")
+_KEY: Final = struct.Struct("<I")
+_KEY_OFFSET: Final = 24 + 11  # in SGL entry 1 (Base Figure 122)
 assert _COMMON.size == _FABRICS.size == SQE_BYTES
 
 
@@ -79,21 +81,31 @@ def opcode_words(opcode: Opcode) -> str:
 
 
 class Command(NamedTuple):
-    """What is to be sent, but for its identifier: see :func:`capsule`. ``sqe``: 64 bytes."""
+    """What is to be sent, but for its identifier: see :func:`capsule`. ``sqe``: 64 bytes.
+
+    ``window``: the memory that a window is to be bound to; the window's key is missing, too.
+    """
 
     opcode: Opcode
     sqe: bytes
     in_capsule: bytes = b""
+    window: RemoteMemory | None = None
 
     @property
     def capsule_bytes(self) -> int:
         return SQE_BYTES + len(self.in_capsule)
 
 
-def capsule(command: Command, command_id: int) -> bytes:
-    """The bytes to send. ``command_id`` must differ from those of all commands outstanding on the queue."""
+def capsule(command: Command, command_id: int, key: int | None = None) -> bytes:
+    """The bytes to send. ``command_id`` must differ from those of all commands outstanding on the queue.
+
+    ``key``: of the window that is bound to ``command.window``.
+    """
     check_int("CID", command_id, 0, MAX_COMMAND_ID)
     sqe = command.sqe
+    assert (key is None) == (command.window is None)
+    if key is not None:
+        sqe = sqe[:_KEY_OFFSET] + _KEY.pack(key) + sqe[_KEY_OFFSET + _KEY.size :]
     return sqe[:2] + _ID.pack(command_id) + sqe[4:] + command.in_capsule
 
 
@@ -110,7 +122,7 @@ def common_command(
 ) -> Command:
     """Of the common format; the caller has checked the dwords."""
     sqe = _COMMON.pack(opcode.value, _SGLS_USED, nsid, data.sgl1, cdw10, cdw11, cdw12, cdw13, cdw14, 0)
-    return Command(opcode, sqe, data.in_capsule)
+    return Command(opcode, sqe, data.in_capsule, data.window)
 
 
 def fabrics_command(kind: FabricsType, specific: bytes, data: DataPointer = NO_DATA) -> Command:

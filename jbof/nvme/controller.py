@@ -119,19 +119,12 @@ class Controller:
         return self._attempt(now_s)
 
     def submit_io(
-        self,
-        now_s: float,
-        queue: QueuePair,
-        owner: object,
-        command: Command,
-        deadline_s: float,
-        *,
-        key: int | None = None,
+        self, now_s: float, queue: QueuePair, owner: object, command: Command, deadline_s: float
     ) -> list[SubmissionEffect]:
         """On one of :attr:`io_queues`. Ends as :mod:`meshfusion.jbof.nvme.queue` says."""
         assert self.is_live
         assert self._association is not None
-        return self._association.submit_io(now_s, queue, owner, command, deadline_s, key)
+        return self._association.submit_io(now_s, queue, owner, command, deadline_s)
 
     def request(self, now_s: float, owner: object, procedure: Procedure[Any]) -> Effects:
         """Hold a conversation on the admin queue, which ends with :class:`RequestEnded`."""

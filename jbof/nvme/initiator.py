@@ -47,7 +47,7 @@ from meshfusion.jbof.nvme.transfer_effects import (
     TransferInDoubt,
     TransferMemoryFree,
 )
-from meshfusion.jbof.nvme.transfer_requests import Deallocate, Flush, Read, Request, Write
+from meshfusion.jbof.nvme.transfer_requests import Deallocate, Flush, Read, Request, Write, max_pieces
 
 DEFAULT_TIMEOUT_S: Final = 10.0
 
@@ -76,7 +76,7 @@ def connect(
     deadline_s = time.monotonic() + timeout_s
     where = f"{subsystem_nqn} at {address} port {service}"
     wanted = ControllerSettings(subsystem_nqn, host_nqn, host_id, where, **settings)
-    transport = RdmaTransport(address, service, deadline_s, source_address=source_address)
+    transport = RdmaTransport(address, service, deadline_s, source_address=source_address, key_scope=wanted.key_scope)
     return Initiator(transport, wanted, deadline_s - time.monotonic(), on_event=on_event)
 
 
@@ -132,7 +132,7 @@ class Initiator:
         info = self.info
         if info is None:
             raise not_connected(self._settings.where)
-        return info.controller.max_sgl_descriptors
+        return max_pieces(info, self._settings.key_scope)
 
     @property
     def inventory(self) -> Inventory:

@@ -10,9 +10,16 @@ Who may use a key, and until when:
   the device has no such region. Closing is refused while a transfer may use the memory; revoking is for the end of an
   association, when its queue pairs are destroyed. What cannot be ended is not said to be: both raise then.
 
-Memory windows would scope keys to the blocks of one command, and would let the target invalidate them with its answer;
-a region's own key cannot be invalidated so. They cost a bind for each command and are not used: a target is trusted
-with the memory that its hosts registered for it, and what it wrote is proven (rule 4).
+That is the scope :attr:`~.key_scope.KeyScope.REGION`: a target is trusted with the memory that its hosts registered for
+it, and what it wrote is proven (rule 4). With :attr:`~.key_scope.KeyScope.COMMAND` it need not be trusted beyond a
+command. The region has no key then; a memory window is bound for each command, whose key
+
+- opens that command's bytes only, to be written for a read and to be read for a write, and to its queue pair only;
+- is dead before the command counts as ended: the target invalidates it with its response, or else it is done here
+  (:mod:`.queue`). What a target does late then meets a key that opens nothing, and costs the connection.
+
+This takes a bind before each command on its send queue, and a second work request after those whose target does not
+invalidate, but no round trip; and a command has one piece of memory. Scratch memory is ours alone and keeps its key.
 """
 
 from __future__ import annotations

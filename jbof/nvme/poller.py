@@ -24,7 +24,7 @@ from meshfusion.jbof.nvme.pending import Moment
 from meshfusion.jbof.nvme.rdma import Transport
 from meshfusion.jbof.nvme.session import Session
 from meshfusion.jbof.nvme.transfer_effects import SessionEffect
-from meshfusion.jbof.nvme.transport import KillLink, OpenLink, PostCapsule
+from meshfusion.jbof.nvme.transport import TransportEffect
 
 Call = Callable[[float], list[SessionEffect]]
 
@@ -211,7 +211,7 @@ class Poller:
 
     def _carry_out(self, now_s: float, effect: SessionEffect) -> bool:
         """Is it the transport's?"""
-        if isinstance(effect, PostCapsule | OpenLink | KillLink):
+        if isinstance(effect, TransportEffect):
             self._transport.carry_out(now_s, effect)
             return True
         return False

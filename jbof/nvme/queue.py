@@ -11,6 +11,9 @@ Every command that is submitted ends for its owner in exactly one of three ways:
 
 A command is finished only when its response has come **and** its send has completed, for until then the NIC may read
 its capsule again to resend it; a response that came with the invalidation of the command's key counts as both.
+
+A command whose memory is given through a window is finished only when its key is dead, too: the target invalidated it
+with its response, or else it is invalidated here. A target that invalidates any other key cannot be trusted.
 """
 
 from __future__ import annotations
@@ -18,13 +21,13 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
-from dataclasses import dataclass
-from typing import NamedTuple
 
 from meshfusion.jbof.errors import MeshFusionError
-from meshfusion.jbof.nvme.command import MAX_COMMAND_ID, Command, capsule
-from meshfusion.jbof.nvme.completion import Completion, decode_completion
+from meshfusion.jbof.nvme.command import MAX_COMMAND_ID, Command, IoOpcode, capsule
+from meshfusion.jbof.nvme.completion import decode_completion
 from meshfusion.jbof.nvme.fields import NvmeProtocolError, protocol_error
+from meshfusion.jbof.nvme.key_scope import KeyScope
+from meshfusion.jbof.nvme.queue_commands import PostedCommand, WaitingCommand
 from meshfusion.jbof.nvme.queue_effects import (
     CommandDeadlineError,
     Finished,
@@ -42,6 +45,9 @@ from meshfusion.jbof.nvme.queue_effects import (
 )
 from meshfusion.jbof.nvme.rdma_cm import decode_accept
 from meshfusion.jbof.nvme.transport import (
+    Bind,
+    InvalidateKey,
+    KeyInvalidated,
     KillLink,
     LinkBroken,
     LinkDead,
@@ -52,33 +58,20 @@ from meshfusion.jbof.nvme.transport import (
     Received,
     Sent,
 )
-
-
-@dataclass(slots=True, eq=False)
-class _Posted:
-    owner: object
-    deadline_s: float
-    key: int | None
-    sent: bool = False
-    completion: Completion | None = None
-    reported: bool = False  # as finished, while its send has not completed
-
-
-class _Waiting(NamedTuple):
-    owner: object
-    command: Command
-    deadline_s: float
-    key: int | None
+from meshfusion.jbof.nvme.windows import KeyWindows
 
 
 class QueuePair:
     """``link``: the number of its connection. ``depth``: entries, so that ``depth - 1`` commands fit (Base 3.3.2.1).
 
     ``max_waiting`` bounds the line of commands for which there is no room yet. ``where`` names target and queue in
-    errors. ``handle`` and ``tick`` are to be called with times that do not go back.
+    errors. ``handle`` and ``tick`` are to be called with times that do not go back. Commands may want windows where
+    ``key_scope`` is the command: there is one for each that fits.
     """
 
-    def __init__(self, link: int, depth: int, *, max_waiting: int, where: str) -> None:
+    def __init__(
+        self, link: int, depth: int, *, max_waiting: int, where: str, key_scope: KeyScope = KeyScope.REGION
+    ) -> None:
         assert depth >= 2
         self.link = link
         self.state = QueueState.NEW
@@ -86,10 +79,12 @@ class QueuePair:
         self._limit = depth - 1
         self._max_waiting = max_waiting
         self._where = where
-        self._posted: dict[int, _Posted] = {}
-        self._waiting: deque[_Waiting] = deque()
+        self._window_count = self._limit if key_scope is KeyScope.COMMAND else 0
+        self._windows = KeyWindows(())
+        self._posted: dict[int, PostedCommand] = {}
+        self._waiting: deque[WaitingCommand] = deque()
         self._doubtful: list[object] = []
-        self._deadlines: list[tuple[float, int, _Posted]] = []
+        self._deadlines: list[tuple[float, int, PostedCommand]] = []
         self._next_id = 0
         self._submitted = 0
         self._connect_deadline_s = math.inf
@@ -113,7 +108,7 @@ class QueuePair:
         """When :meth:`tick` has something to do; infinite if never."""
         if self.state is QueueState.CONNECTING:
             return self._connect_deadline_s
-        while self._deadlines and self._is_over(self._deadlines[0][2]):
+        while self._deadlines and self._deadlines[0][2].is_over:
             heapq.heappop(self._deadlines)
         posted = self._deadlines[0][0] if self._deadlines else math.inf
         return min([posted, *(item.deadline_s for item in self._waiting)]) if self._waiting else posted
@@ -124,25 +119,23 @@ class QueuePair:
         assert self.state is QueueState.NEW, self.state
         self.state = QueueState.CONNECTING
         self._connect_deadline_s = deadline_s
-        return [OpenLink(self.link, self._depth, private_data, deadline_s)]
+        return [OpenLink(self.link, self._depth, private_data, deadline_s, self._window_count)]
 
-    def submit(
-        self, now_s: float, owner: object, command: Command, deadline_s: float, *, key: int | None = None
-    ) -> list[SubmissionEffect]:
-        """Post ``command``, or let it wait for room. ``key``: that it allows the target to invalidate."""
+    def submit(self, now_s: float, owner: object, command: Command, deadline_s: float) -> list[SubmissionEffect]:
+        """Post ``command``, or let it wait for room."""
         if self.state is not QueueState.LIVE:
             return [NotSent(owner, self._lost("is not connected"))]
         if now_s >= deadline_s:
             return [NotSent(owner, self._late("before it was sent"))]
         if len(self._posted) < self._limit and not self._waiting:
-            return [self._post(_Waiting(owner, command, deadline_s, key))]
+            return [self._post(WaitingCommand(owner, command, deadline_s))]
         if len(self._waiting) >= self._max_waiting:
             error = QueueFullError(
                 f"{self._where}: {len(self._waiting)} commands wait for room in the queue pair already",
                 next_step="Use more or deeper queues, or less at a time.",
             )
             return [NotSent(owner, error)]
-        self._waiting.append(_Waiting(owner, command, deadline_s, key))
+        self._waiting.append(WaitingCommand(owner, command, deadline_s))
         return []
 
     def handle(self, now_s: float, event: LinkEvent) -> list[QueueEffect]:
@@ -156,6 +149,8 @@ class QueuePair:
                 effects += self._on_sent(event)
             case QueueState.LIVE, Received():
                 effects += self._on_received(event)
+            case QueueState.LIVE, KeyInvalidated():
+                effects += self._on_invalidated(event)
             case QueueState.CONNECTING, LinkUp():
                 effects += self._on_up(event)
             case QueueState.CONNECTING | QueueState.LIVE, LinkBroken():
@@ -207,6 +202,8 @@ class QueuePair:
             target_entries = decode_accept(event.private_data)
         except NvmeProtocolError as error:
             return self.kill(error)
+        assert len(event.window_keys) == self._window_count, "a transport without windows"
+        self._windows = KeyWindows(event.window_keys)
         self._limit = min(self._limit, target_entries)
         self.state = QueueState.LIVE
         return [QueueUp(self.link)]
@@ -229,17 +226,29 @@ class QueuePair:
                 )
             if posted.completion is not None:
                 raise protocol_error(f"{self._where}: a second response to command {completion.command_id}")
-            if event.invalidated_key is not None and event.invalidated_key != posted.key:
+            key = posted.bind.key if posted.bind is not None else None
+            if event.invalidated_key not in (None, key):
                 raise protocol_error(
                     f"{self._where}: the response to command {completion.command_id} invalidated the key of another"
                 )
         except NvmeProtocolError as error:
             return self.kill(error)  # one of the commands under way may be meant: none can be trusted any more
         posted.completion = completion
+        posted.is_key_dead = event.invalidated_key is not None
+        if key is not None and not posted.is_key_dead:
+            return [InvalidateKey(self.link, completion.command_id, key)]
         effects = self._settle(completion.command_id, posted)
-        if event.invalidated_key is not None and not posted.reported:
+        if posted.is_key_dead and not posted.reported:
             effects.append(self._finish(posted))
         return effects
+
+    def _on_invalidated(self, event: KeyInvalidated) -> list[QueueEffect]:
+        posted = self._posted.get(event.command_id)
+        assert posted is not None, f"{event} for a command that is not under way"
+        assert posted.completion is not None, f"{event} was not asked for"
+        assert not posted.is_key_dead, f"{event} twice"
+        posted.is_key_dead = True
+        return self._settle(event.command_id, posted)
 
     def _on_dead(self) -> list[QueueEffect]:
         assert self.state is QueueState.DYING, f"death was not asked for in state {self.state}"
@@ -250,7 +259,7 @@ class QueuePair:
 
     # ---- commands ------------------------------------------------------------------------------------------------
 
-    def _post(self, item: _Waiting) -> PostCapsule:
+    def _post(self, item: WaitingCommand) -> PostCapsule:
         assert self.state is QueueState.LIVE
         assert len(self._posted) < self._limit
         # Identifiers go round, so that one comes back as late as possible: a target's stray second response then
@@ -258,31 +267,38 @@ class QueuePair:
         while self._next_id in self._posted:
             self._next_id = (self._next_id + 1) % (MAX_COMMAND_ID + 1)
         command_id, self._next_id = self._next_id, (self._next_id + 1) % (MAX_COMMAND_ID + 1)
-        posted = self._posted[command_id] = _Posted(item.owner, item.deadline_s, item.key)
+        bind = self._bind(item.command)
+        posted = self._posted[command_id] = PostedCommand(item.owner, item.deadline_s, bind)
         self._submitted += 1
         if item.deadline_s != math.inf:
             heapq.heappush(self._deadlines, (item.deadline_s, self._submitted, posted))
-        return PostCapsule(self.link, command_id, capsule(item.command, command_id))
+        key = bind.key if bind is not None else None
+        return PostCapsule(self.link, command_id, capsule(item.command, command_id, key), bind)
 
-    def _settle(self, command_id: int, posted: _Posted) -> list[QueueEffect]:
-        """Both halves are here: the identifier and its place in the queue are free again."""
-        if not posted.sent or posted.completion is None:
+    def _bind(self, command: Command) -> Bind | None:
+        """There is a free window, for a command keeps its place in the queue until the key of its window is dead."""
+        if command.window is None:
+            return None
+        return self._windows.bind(command.window, is_written=command.opcode is IoOpcode.READ)
+
+    def _settle(self, command_id: int, posted: PostedCommand) -> list[QueueEffect]:
+        """If all is here: the identifier, its place in the queue and its window are free again."""
+        if not posted.is_over:
             return []
         del self._posted[command_id]
+        if posted.bind is not None:
+            self._windows.give_back(posted.bind)
         effects: list[QueueEffect] = [] if posted.reported else [self._finish(posted)]
         while self._waiting and len(self._posted) < self._limit:
             effects.append(self._post(self._waiting.popleft()))
         return effects
 
-    def _finish(self, posted: _Posted) -> Finished:
+    def _finish(self, posted: PostedCommand) -> Finished:
         assert self.state is QueueState.LIVE
         assert not posted.reported, "a command ends once"
         assert posted.completion is not None
         posted.reported = True
         return Finished(posted.owner, posted.completion)
-
-    def _is_over(self, posted: _Posted) -> bool:
-        return posted.sent and posted.completion is not None
 
     def _late(self, when: str) -> CommandDeadlineError:
         return CommandDeadlineError(

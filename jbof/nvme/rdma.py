@@ -18,14 +18,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshfusion.jbof.errors import ConfigError, MediaError, MeshFusionError
+from meshfusion.jbof.nvme.key_scope import KeyScope
 from meshfusion.jbof.nvme.memory import RegionScratchPool, RegisteredRegion
+from meshfusion.jbof.nvme.rdma_completions import invalidation_flag
 from meshfusion.jbof.nvme.rdma_events import EventChannel
 from meshfusion.jbof.nvme.rdma_link import RESOLVE_TIMEOUT_MS, LinkState, RdmaLink
 from meshfusion.jbof.nvme.rdma_queue_pair import Device
+from meshfusion.jbof.nvme.rdma_window import check_windows
 from meshfusion.jbof.nvme.registration import AddressRange, MemoryRange, deregister, register_range
 from meshfusion.jbof.nvme.sgl import DESCRIPTOR_BYTES, MAX_LIST_DESCRIPTORS, RemoteMemory
 from meshfusion.jbof.nvme.transport import (
     SCRATCH_BYTES,
+    InvalidateKey,
     KillLink,
     LinkDead,
     LinkEvent,
@@ -73,12 +77,22 @@ class Transport(Protocol):
 class RdmaTransport:
     """Over the device that leads to ``address`` and port ``service``. ``deadline_s``: for finding it.
 
-    ``source_address`` chooses the device where several lead there. Raises
-    :class:`~meshfusion.jbof.errors.UnsupportedError` without pyverbs or the kernel's part of it,
-    :class:`~meshfusion.jbof.errors.MediaError` if no RDMA device leads there.
+    ``source_address`` chooses the device where several lead there. Memory that is registered is reached through
+    windows only where ``key_scope`` is the command; that of scratch pools, which is our own, by its region's key.
+    Raises :class:`~meshfusion.jbof.errors.UnsupportedError` without pyverbs or the kernel's part of it, or if the
+    device has no windows where they are needed, :class:`~meshfusion.jbof.errors.MediaError` if none leads there.
     """
 
-    def __init__(self, address: str, service: int, deadline_s: float, *, source_address: str | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        service: int,
+        deadline_s: float,
+        *,
+        source_address: str | None = None,
+        key_scope: KeyScope = KeyScope.REGION,
+    ) -> None:
+        self._key_scope = key_scope
         self._verbs = verbs = load_verbs()
         self._links: dict[int, RdmaLink] = {}
         self._poller = select.poll()
@@ -99,6 +113,10 @@ class RdmaTransport:
             self._anchor_channel.wait_for(verbs.RDMA_CM_EVENT_ADDR_RESOLVED, deadline_s)
             self._anchor.resolve_route(RESOLVE_TIMEOUT_MS)
             self._anchor_channel.wait_for(verbs.RDMA_CM_EVENT_ROUTE_RESOLVED, deadline_s)
+            key_flag = None
+            if key_scope is KeyScope.COMMAND:
+                check_windows(verbs, self._anchor.context)
+                key_flag = invalidation_flag(verbs, self._anchor.context)
             pd = verbs.PD(self._anchor.context)
         except verbs.PyverbsError as error:
             self._close_anchor()
@@ -109,7 +127,10 @@ class RdmaTransport:
         except MeshFusionError:
             self._close_anchor()
             raise
-        self._device = Device(verbs, target, self._anchor.context, pd, where, MAX_CAPSULE_BYTES)
+        self._bindable: dict[int, Any] = {}  # pyverbs' regions that windows may be bound to, by number
+        self._device = Device(
+            verbs, target, self._anchor.context, pd, where, MAX_CAPSULE_BYTES, self._bindable, key_flag
+        )
 
     @property
     def device_name(self) -> str:
@@ -121,6 +142,8 @@ class RdmaTransport:
         match effect:
             case PostCapsule(number):
                 self._links[number].post(effect)
+            case InvalidateKey(number):
+                self._links[number].invalidate(effect)
             case OpenLink(number):
                 link = self._links[number] = RdmaLink(self._device, effect)
                 self._next_connection_poll_s = now_s
@@ -165,20 +188,35 @@ class RdmaTransport:
 
         Raises what :func:`~meshfusion.jbof.nvme.registration.register_range` raises.
         """
-        made = register_range(self._verbs, self._device.pd, memory, writable=writable, device_name=self.device_name)
-        remote = RemoteMemory(memory.first_iova, memory.length_bytes, made.rkey)
+        return self._register(memory, writable, owner, self._key_scope)
+
+    def _register(self, memory: MemoryRange, writable: bool, owner: object, key_scope: KeyScope) -> RegisteredRegion:
+        made = register_range(
+            self._verbs,
+            self._device.pd,
+            memory,
+            writable=writable,
+            device_name=self.device_name,
+            key_scope=key_scope,
+        )
         number = next(self._region_numbers)
+        key = made.rkey
+        if key_scope is KeyScope.COMMAND:
+            key = number
+            self._bindable[number] = made.mr
+        remote = RemoteMemory(memory.first_iova, memory.length_bytes, key)
         self._regions[number] = RegisteredRegion(remote, owner, partial(self._deregister, number, made.mr))
         return self._regions[number]
 
     def _deregister(self, number: int, mr: Any) -> None:
         deregister(self._verbs, mr)
         self._regions.pop(number)
+        self._bindable.pop(number, None)
 
     def scratch_pool(self, count: int) -> RegionScratchPool:
         buffer = np.zeros(count * SCRATCH_BYTES, np.uint8)
         memory = AddressRange(buffer.ctypes.data, buffer.nbytes)
-        return RegionScratchPool(self.register(memory, writable=True, owner=buffer), buffer)
+        return RegionScratchPool(self._register(memory, True, buffer, KeyScope.REGION), buffer)
 
     def close(self) -> None:
         """Regions that are still open are revoked: no queue pair is left that could reach them.

@@ -7,9 +7,11 @@ object for each completion, whose constructor looks for a logger under logging's
 from __future__ import annotations
 
 import errno
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from meshfusion.jbof.nvme.verbs_names import Verbs
+
+_SOFT_ROCE_VENDORS: Final = (0, 0xFFFFFF)  # before Linux 5.9, and since
 
 
 class WorkCompletion(NamedTuple):
@@ -26,12 +28,12 @@ class WorkCompletion(NamedTuple):
 
 
 class ExtendedQueue:
-    """Raises on creation where the device does not have it."""
+    """Raises on creation where the device does not have it. ``key_flag``: as of :func:`completion_queue`."""
 
-    def __init__(self, verbs: Verbs, context: Any, entries: int) -> None:
+    def __init__(self, verbs: Verbs, context: Any, entries: int, key_flag: int) -> None:
         wanted = verbs.IBV_WC_EX_WITH_BYTE_LEN | verbs.IBV_WC_EX_WITH_IMM
         self._verbs = verbs
-        self._success, self._with_key = verbs.IBV_WC_SUCCESS, verbs.IBV_WC_WITH_INV
+        self._success, self._with_key = verbs.IBV_WC_SUCCESS, key_flag
         self.cq = verbs.CQEX(context, verbs.CqInitAttrEx(cqe=entries, wc_flags=wanted))
         self._how = verbs.PollCqAttr()
 
@@ -59,8 +61,8 @@ class ExtendedQueue:
 
 
 class PlainQueue:
-    def __init__(self, verbs: Verbs, context: Any, entries: int) -> None:
-        self._with_key = verbs.IBV_WC_WITH_INV
+    def __init__(self, verbs: Verbs, context: Any, entries: int, key_flag: int) -> None:
+        self._with_key = key_flag
         self.cq = verbs.CQ(context, entries, None, None, 0)
 
     def take(self, max_count: int) -> list[WorkCompletion]:
@@ -76,9 +78,25 @@ class PlainQueue:
         ]
 
 
-def completion_queue(verbs: Verbs, context: Any, entries: int) -> ExtendedQueue | PlainQueue:
-    """The better one that the device has. ``cq`` is pyverbs' object, to be closed by the caller."""
+def completion_queue(
+    verbs: Verbs, context: Any, entries: int, *, key_flag: int | None = None
+) -> ExtendedQueue | PlainQueue:
+    """The better one that the device has. ``cq`` is pyverbs' object, to be closed by the caller.
+
+    ``key_flag``: by which a completion tells that a key came with it, if that is not IBV_WC_WITH_INV.
+    """
+    key_flag = verbs.IBV_WC_WITH_INV if key_flag is None else key_flag
     try:
-        return ExtendedQueue(verbs, context, entries)
+        return ExtendedQueue(verbs, context, entries, key_flag)
     except verbs.PyverbsError:
-        return PlainQueue(verbs, context, entries)
+        return PlainQueue(verbs, context, entries, key_flag)
+
+
+def invalidation_flag(verbs: Verbs, context: Any) -> int:
+    """By which completions of this device tell that a key came with them.
+
+    Linux' soft-RoCE passes the kernel's own flags on (do_complete in drivers/infiniband/sw/rxe/rxe_resp.c), where this
+    one has the value that libibverbs gives to IBV_WC_IP_CSUM_OK; that has no meaning for queue pairs of type RC.
+    """
+    is_soft_roce = context.query_device().vendor_id in _SOFT_ROCE_VENDORS
+    return int(verbs.IBV_WC_IP_CSUM_OK if is_soft_roce else verbs.IBV_WC_WITH_INV)

@@ -10,8 +10,17 @@ from typing import Any, Final
 from meshfusion.jbof.errors import MediaError, MeshFusionError
 from meshfusion.jbof.nvme.rdma_cm import rejected
 from meshfusion.jbof.nvme.rdma_events import EventChannel
-from meshfusion.jbof.nvme.rdma_queue_pair import CompletedReceive, CompletedSend, Device, FailedWork, VerbsQueuePair
+from meshfusion.jbof.nvme.rdma_queue_pair import (
+    CompletedInvalidation,
+    CompletedReceive,
+    CompletedSend,
+    Device,
+    FailedWork,
+    VerbsQueuePair,
+)
 from meshfusion.jbof.nvme.transport import (
+    InvalidateKey,
+    KeyInvalidated,
     LinkBroken,
     LinkDead,
     LinkEvent,
@@ -79,7 +88,12 @@ class RdmaLink:
     def post(self, effect: PostCapsule) -> None:
         if self.state is LinkState.UP and self._queue_pair is not None:
             queue_pair = self._queue_pair
-            self._try(lambda: queue_pair.post_send(effect.command_id, effect.capsule))
+            self._try(lambda: queue_pair.post_send(effect.command_id, effect.capsule, effect.bind))
+
+    def invalidate(self, effect: InvalidateKey) -> None:
+        if self.state is LinkState.UP and self._queue_pair is not None:
+            queue_pair = self._queue_pair
+            self._try(lambda: queue_pair.post_invalidation(effect.command_id, effect.key))
 
     def kill(self, now_s: float) -> None:
         """Begin to end it. What is under way is flushed, for a while; then the queue pair is destroyed."""
@@ -118,7 +132,8 @@ class RdmaLink:
                 self._move(verbs.IBV_QPS_RTS)
                 self._cmid.establish()
                 self.state = LinkState.UP
-                self._events.append(LinkUp(self.link, event.private_data))
+                assert self._queue_pair is not None
+                self._events.append(LinkUp(self.link, event.private_data, self._queue_pair.window_keys))
             case LinkState.CONNECTING, verbs.RDMA_CM_EVENT_REJECTED:
                 raise rejected(event.private_data, where=self._device.where)
             case LinkState.UP, verbs.RDMA_CM_EVENT_ESTABLISHED:
@@ -131,7 +146,7 @@ class RdmaLink:
         verbs, device, private_data = self._device.verbs, self._device, self._request.private_data
         if self._cmid.dev_name != device.context.name:
             raise _broken(f"{device.where} is reached through {self._cmid.dev_name} now, not {device.context.name}")
-        queue_pair = self._queue_pair = VerbsQueuePair(device, self._request.depth)
+        queue_pair = self._queue_pair = VerbsQueuePair(device, self._request.depth, self._request.window_count)
         self._move(verbs.IBV_QPS_INIT)
         queue_pair.post_receives()
         parameters = verbs.ConnParam(
@@ -170,6 +185,8 @@ class RdmaLink:
                     self._events.append(Sent(self.link, command_id))
                 case CompletedReceive(data, key):
                     self._events.append(Received(self.link, data, key))
+                case CompletedInvalidation(command_id):
+                    self._events.append(KeyInvalidated(self.link, command_id))
                 case FailedWork(status, vendor_error):
                     raise _broken(
                         f"{self._device.where}: a work request failed with status {status} (vendor error "

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
+from meshfusion.jbof.errors import MeshFusionError
 from meshfusion.jbof.nvme.completion import COMPLETION_BYTES
 from meshfusion.jbof.nvme.rdma_completions import WorkCompletion, completion_queue
+from meshfusion.jbof.nvme.rdma_window import VerbsWindow
+from meshfusion.jbof.nvme.transport import Bind
 from meshfusion.jbof.nvme.verbs_names import Verbs
 
-_RECEIVE: Final = 1 << 32  # in a work request's identifier: it is a receive
+# In a work request's identifier: what it is, if it is not a send.
+_RECEIVE: Final = 1 << 32
+_BIND: Final = 1 << 33
+_INVALIDATION: Final = 1 << 34
 
 
 class Device(NamedTuple):
     """What links share. ``context`` and ``pd`` are pyverbs' objects of the device that leads to the target.
 
-    ``address`` is the target's, as pyverbs' AddrInfo; ``where`` names it in errors.
+    ``address`` is the target's, as pyverbs' AddrInfo; ``where`` names it in errors. ``bindable``: the regions that
+    windows may be bound to, by their numbers; ``key_flag``: see :func:`~.rdma_completions.completion_queue`.
     """
 
     verbs: Verbs
@@ -25,6 +33,8 @@ class Device(NamedTuple):
     pd: Any
     where: str
     max_capsule_bytes: int
+    bindable: Mapping[int, Any] = {}
+    key_flag: int | None = None
 
 
 class CompletedSend(NamedTuple):
@@ -36,6 +46,10 @@ class CompletedReceive(NamedTuple):
     invalidated_key: int | None
 
 
+class CompletedInvalidation(NamedTuple):
+    command_id: int
+
+
 class FailedWork(NamedTuple):
     """``status``: an ibv_wc_status."""
 
@@ -43,17 +57,22 @@ class FailedWork(NamedTuple):
     vendor_error: int
 
 
-Completed = CompletedSend | CompletedReceive | FailedWork
+Completed = CompletedSend | CompletedReceive | CompletedInvalidation | FailedWork
 
 
 class VerbsQueuePair:
-    """For ``depth`` capsules in flight and as many responses; in the RESET state."""
+    """For ``depth`` capsules in flight and as many responses; in the RESET state. With ``window_count`` windows."""
 
-    def __init__(self, device: Device, depth: int) -> None:
+    def __init__(self, device: Device, depth: int, window_count: int = 0) -> None:
         self._verbs = device.verbs
         self._depth = depth
         self._stride_bytes = device.max_capsule_bytes
-        self._completions = completion_queue(self._verbs, device.context, 2 * depth + 1)
+        # A bind completes only if it fails or is flushed, and there is an invalidation at most for each.
+        self._max_sends = depth + 2 * window_count
+        self._bindable = device.bindable
+        self._completions = completion_queue(
+            self._verbs, device.context, self._max_sends + depth + 1, key_flag=device.key_flag
+        )
         self._cq: Any = self._completions.cq
         self._qp: Any = None
         self._inline_bytes = 0
@@ -63,11 +82,16 @@ class VerbsQueuePair:
         self._receives: list[Any] = []
         self._free_slots: deque[int] = deque(range(depth))
         self._slots: dict[int, int] = {}  # by command identifier
+        self._windows: list[VerbsWindow] = []
+        self._invalidation: Any = None
+        self._invalidations = 0
         self._receives_posted = 0
         try:
             self._create(device)
             self._make_buffers(device)
-        except self._verbs.PyverbsError:
+            for window in range(window_count):
+                self._windows.append(VerbsWindow(self._verbs, device.pd, _BIND | window))
+        except (self._verbs.PyverbsError, MeshFusionError):
             self.destroy()
             raise
 
@@ -76,9 +100,13 @@ class VerbsQueuePair:
         return int(self._qp.qp_num)
 
     @property
+    def window_keys(self) -> tuple[int, ...]:
+        return tuple(window.key for window in self._windows)
+
+    @property
     def under_way(self) -> int:
-        """Work requests that have not completed."""
-        return len(self._slots) + self._receives_posted
+        """Work requests that have not completed; binds come before sends."""
+        return len(self._slots) + self._receives_posted + self._invalidations
 
     def modify(self, attributes: Any, mask: int) -> None:
         self._qp.modify(attributes, mask)
@@ -94,8 +122,14 @@ class VerbsQueuePair:
         verbs = self._verbs
         self._qp.modify(verbs.QPAttr(qp_state=verbs.IBV_QPS_ERR), verbs.IBV_QP_STATE)
 
-    def post_send(self, command_id: int, capsule: bytes) -> None:
+    def post_send(self, command_id: int, capsule: bytes, bind: Bind | None = None) -> None:
+        """``bind`` before it: the device does what follows a bind when that is done (ibv_bind_mw(3))."""
         assert len(capsule) <= self._stride_bytes
+        if bind is not None:
+            verbs, memory = self._verbs, bind.memory
+            access = verbs.IBV_ACCESS_REMOTE_WRITE if bind.is_written else verbs.IBV_ACCESS_REMOTE_READ
+            mr = self._bindable[memory.rkey]
+            self._windows[bind.window].bind(self._qp, bind.key, mr, memory.address, memory.length_bytes, access)
         slot = self._free_slots.popleft()
         self._slots[command_id] = slot
         self._capsules.write(capsule, len(capsule), self._stride_bytes * slot)
@@ -107,6 +141,16 @@ class VerbsQueuePair:
             send.send_flags |= self._verbs.IBV_SEND_INLINE
         self._qp.post_send(send)
 
+    def post_invalidation(self, command_id: int, key: int) -> None:
+        """The key is dead when it has completed."""
+        verbs = self._verbs
+        if self._invalidation is None:
+            self._invalidation = verbs.SendWR(opcode=verbs.IBV_WR_LOCAL_INV)
+        self._invalidation.wr_id = _INVALIDATION | command_id
+        self._invalidation.imm_data = key  # ibv_send_wr.invalidate_rkey, with which it shares its place
+        self._qp.post_send(self._invalidation)
+        self._invalidations += 1
+
     def take_completions(self, max_count: int) -> list[Completed]:
         """Receives that completed well are posted again."""
         verbs = self._verbs
@@ -117,7 +161,11 @@ class VerbsQueuePair:
                 self._receives_posted -= 1
                 if status == verbs.IBV_WC_SUCCESS:
                     taken.append(self._response(completion, work ^ _RECEIVE))
-            else:
+            elif work & _INVALIDATION:
+                self._invalidations -= 1
+                if status == verbs.IBV_WC_SUCCESS:
+                    taken.append(CompletedInvalidation(work ^ _INVALIDATION))
+            elif not work & _BIND:
                 self._free_slots.append(self._slots.pop(work))
                 if status == verbs.IBV_WC_SUCCESS:
                     taken.append(CompletedSend(work))
@@ -126,7 +174,13 @@ class VerbsQueuePair:
         return taken
 
     def destroy(self) -> None:
-        """Nobody reaches memory through it any more when this returns. Raises if that is not sure: try again."""
+        """Nobody reaches memory through it any more when this returns. Raises if that is not sure: try again.
+
+        Windows first: Linux' soft-RoCE ends a queue pair only when no window is bound to it.
+        """
+        for window in self._windows:
+            window.close()
+        self._windows.clear()
         if self._qp is not None:
             self._qp.close()
             self._qp = None
@@ -147,7 +201,7 @@ class VerbsQueuePair:
         verbs = self._verbs
         for inline_bytes in (self._stride_bytes, 64, 0):
             cap = verbs.QPCap(
-                max_send_wr=self._depth,
+                max_send_wr=self._max_sends,
                 max_recv_wr=self._depth,
                 max_send_sge=1,
                 max_recv_sge=1,

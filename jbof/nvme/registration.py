@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from meshfusion.jbof.errors import MediaError, UnsupportedError
+from meshfusion.jbof.nvme.key_scope import KeyScope
 from meshfusion.jbof.nvme.verbs_names import Verbs
 
 
@@ -59,15 +60,29 @@ class VerbsRegion(NamedTuple):
     rkey: int
 
 
-def register_range(verbs: Verbs, pd: Any, memory: MemoryRange, *, writable: bool, device_name: str) -> VerbsRegion:
+def register_range(
+    verbs: Verbs,
+    pd: Any,
+    memory: MemoryRange,
+    *,
+    writable: bool,
+    device_name: str,
+    key_scope: KeyScope = KeyScope.REGION,
+) -> VerbsRegion:
     """Let the queue pairs of ``pd`` read, and if ``writable`` write, this memory.
+
+    Where ``key_scope`` is the command they may do so through memory windows only: the region has no key that opens it.
 
     Raises :class:`~meshfusion.jbof.errors.UnsupportedError` where the device or pyverbs cannot register dma-bufs,
     :class:`~meshfusion.jbof.errors.MediaError` when a device or a limit of the system does not allow it.
     """
-    access = verbs.IBV_ACCESS_REMOTE_READ
-    if writable:
-        access |= verbs.IBV_ACCESS_LOCAL_WRITE | verbs.IBV_ACCESS_REMOTE_WRITE
+    match key_scope:
+        case KeyScope.REGION:
+            access = verbs.IBV_ACCESS_REMOTE_READ | (verbs.IBV_ACCESS_REMOTE_WRITE if writable else 0)
+        case KeyScope.COMMAND:
+            access = verbs.IBV_ACCESS_MW_BIND
+    if writable:  # windows that are written through need it, too
+        access |= verbs.IBV_ACCESS_LOCAL_WRITE
     try:
         match memory:
             case AddressRange(address, length_bytes):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from meshfusion.jbof.errors import ConfigError
 from meshfusion.jbof.nvme.auth_keys import Secret
 from meshfusion.jbof.nvme.fabrics import check_nqn
+from meshfusion.jbof.nvme.key_scope import KeyScope
 from meshfusion.jbof.nvme.rdma_cm import MAX_QUEUE_DEPTH, MIN_QUEUE_DEPTH
 
 
@@ -24,6 +25,8 @@ class ControllerSettings:
 
     ``host_key`` proves the host to targets that want DH-HMAC-CHAP. With ``controller_key`` the target must prove itself
     too, and one that does not authenticate at all is refused.
+
+    ``key_scope``: what the key of a read or write opens; the transport must be made for the same.
     """
 
     subsystem_nqn: str
@@ -44,6 +47,7 @@ class ControllerSettings:
     kill_alarm_s: float = 5.0
     host_key: Secret | None = field(default=None, repr=False)
     controller_key: Secret | None = field(default=None, repr=False)
+    key_scope: KeyScope = KeyScope.REGION
 
     def __post_init__(self) -> None:
         check_nqn(self.subsystem_nqn, what="subsystem NQN")

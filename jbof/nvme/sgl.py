@@ -37,7 +37,8 @@ class RemoteMemory(NamedTuple):
     """Registered memory that a target may reach.
 
     ``address`` is what the registration calls the first byte: a virtual address, or an offset where the memory was
-    registered with one (a dma-buf). ``rkey`` is the key of the region or window.
+    registered with one (a dma-buf). ``rkey`` is the key of the region or window; of memory that is reached through
+    windows only it is no key, but the transport's number of the region.
     """
 
     address: int
@@ -59,13 +60,15 @@ class DataPlace(enum.Enum):
 class DataPointer(NamedTuple):
     """SGL Entry 1 of a command (``sgl1``, 16 bytes) and what follows its submission queue entry (``in_capsule``).
 
-    ``length_bytes`` is what all data descriptors together describe.
+    ``length_bytes`` is what all data descriptors together describe. ``window``: what a window is to be bound to, whose
+    key is put into SGL Entry 1 when the command is posted.
     """
 
     place: DataPlace
     sgl1: bytes
     length_bytes: int
     in_capsule: bytes = b""
+    window: RemoteMemory | None = None
 
 
 # Not sixteen zero bytes, although that is a valid empty descriptor: Linux' target takes a data block by address for
@@ -81,6 +84,14 @@ def remote_data(memory: RemoteMemory, *, invalidate_key: bool = False) -> DataPo
     """
     identifier = _KEYED_INVALIDATE if invalidate_key else _KEYED_ADDRESS
     return DataPointer(DataPlace.REMOTE, _keyed(memory, identifier), memory.length_bytes)
+
+
+def window_data(memory: RemoteMemory) -> DataPointer:
+    """Like :func:`remote_data`, through a memory window that is bound for this command, and whose key dies with it.
+
+    The target is asked to invalidate the key. ``memory.rkey``: the number of the region.
+    """
+    return remote_data(memory._replace(rkey=0), invalidate_key=True)._replace(window=memory)
 
 
 def remote_data_list(memory: Sequence[RemoteMemory]) -> DataPointer:

@@ -16,7 +16,8 @@ from meshfusion.jbof.nvme.command import Command
 from meshfusion.jbof.nvme.deallocation import split_ranges
 from meshfusion.jbof.nvme.inventory import Namespace
 from meshfusion.jbof.nvme.io_commands import LbaRange, encode_ranges, flush, read, write
-from meshfusion.jbof.nvme.sgl import RemoteMemory, remote_data_list
+from meshfusion.jbof.nvme.key_scope import KeyScope
+from meshfusion.jbof.nvme.sgl import DataPointer, RemoteMemory, remote_data_list, window_data
 from meshfusion.jbof.nvme.split import TransferLimits, TransferPart, split_transfer
 
 
@@ -34,9 +35,9 @@ class Read:
     lba: int
     memory: Sequence[RemoteMemory]
 
-    def commands(self, info: AssociationInfo, namespace: Namespace) -> Iterable[Command]:
-        for part in _parts(self.lba, self.memory, info, namespace):
-            yield read(self.nsid, part.lba, part.lba_count, remote_data_list(part.memory))
+    def commands(self, info: AssociationInfo, namespace: Namespace, key_scope: KeyScope) -> Iterable[Command]:
+        for part in _parts(self.lba, self.memory, info, namespace, key_scope):
+            yield read(self.nsid, part.lba, part.lba_count, _data(part, key_scope))
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +49,9 @@ class Write:
     memory: Sequence[RemoteMemory]
     force_unit_access: bool
 
-    def commands(self, info: AssociationInfo, namespace: Namespace) -> Iterable[Command]:
-        for part in _parts(self.lba, self.memory, info, namespace):
-            data = remote_data_list(part.memory)
+    def commands(self, info: AssociationInfo, namespace: Namespace, key_scope: KeyScope) -> Iterable[Command]:
+        for part in _parts(self.lba, self.memory, info, namespace, key_scope):
+            data = _data(part, key_scope)
             yield write(self.nsid, part.lba, part.lba_count, data, force_unit_access=self.force_unit_access)
 
 
@@ -60,7 +61,7 @@ class Flush:
 
     nsid: int
 
-    def commands(self, info: AssociationInfo, namespace: Namespace) -> Iterable[Command]:
+    def commands(self, info: AssociationInfo, namespace: Namespace, key_scope: KeyScope) -> Iterable[Command]:
         yield flush(self.nsid)
 
 
@@ -71,7 +72,7 @@ class Deallocate:
     nsid: int
     ranges: tuple[LbaRange, ...]
 
-    def commands(self, info: AssociationInfo, namespace: Namespace) -> Iterable[RangeList]:
+    def commands(self, info: AssociationInfo, namespace: Namespace, key_scope: KeyScope) -> Iterable[RangeList]:
         if not info.controller.has_dataset_management:
             raise UnsupportedError(
                 "the controller has no Dataset Management (ONCS bit 2)",
@@ -85,10 +86,22 @@ Request = Read | Write | Flush | Deallocate
 
 
 def _parts(
-    lba: int, memory: Sequence[RemoteMemory], info: AssociationInfo, namespace: Namespace
+    lba: int, memory: Sequence[RemoteMemory], info: AssociationInfo, namespace: Namespace, key_scope: KeyScope
 ) -> Iterable[TransferPart]:
     lba_bytes = namespace.info.lba_bytes
-    limits = TransferLimits(lba_bytes, info.max_transfer_bytes, info.controller.max_sgl_descriptors)
+    limits = TransferLimits(lba_bytes, info.max_transfer_bytes, max_pieces(info, key_scope))
     length_bytes = sum(piece.length_bytes for piece in memory)
     # A remainder makes the lengths differ, which is refused with the numbers.
     return split_transfer(lba, max(1, length_bytes // lba_bytes), memory, limits)
+
+
+def max_pieces(info: AssociationInfo, key_scope: KeyScope) -> int:
+    """Of memory, in one command. A command has one window, for targets invalidate one key with a response."""
+    return 1 if key_scope is KeyScope.COMMAND else info.controller.max_sgl_descriptors
+
+
+def _data(part: TransferPart, key_scope: KeyScope) -> DataPointer:
+    if key_scope is KeyScope.REGION:
+        return remote_data_list(part.memory)
+    (memory,) = part.memory
+    return window_data(memory)

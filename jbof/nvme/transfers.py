@@ -109,7 +109,9 @@ class Transfers:
         assert info is not None
         try:
             pending: deque[Command | RangeList] = deque(
-                request.commands(info, self._controller.inventory.namespaces[request.nsid])
+                request.commands(
+                    info, self._controller.inventory.namespaces[request.nsid], self._controller.settings.key_scope
+                )
             )
         except MeshFusionError as error:
             return [TransferFailed(owner, error, is_retryable=False)]

@@ -7,7 +7,9 @@ transport, which :mod:`meshfusion.jbof.nvme.rdma` and the simulation of the test
 - a link that was up may break: :class:`LinkBroken`. Nothing but :class:`LinkDead` has a meaning afterwards;
 - a :class:`KillLink`, at any time, once for a link, is answered by :class:`LinkDead` as the link's last event: its
   queue pair is destroyed, so that **no memory is read or written any more** through it. A transport that cannot be
-  sure of that does not say so.
+  sure of that does not say so;
+- a link with windows has them from :class:`LinkUp`, none of them bound, to its death, which ends all their keys. What a
+  :class:`PostCapsule` binds is bound before its capsule is sent, and opens nothing to other links.
 """
 
 from __future__ import annotations
@@ -19,34 +21,64 @@ from meshfusion.jbof.nvme.sgl import RemoteMemory
 
 
 class OpenLink(NamedTuple):
-    """Connect. ``depth``: capsules in flight and receive buffers; ``private_data``: of the connection request."""
+    """Connect. ``depth``: capsules in flight and receive buffers; ``private_data``: of the connection request.
+
+    ``window_count``: memory windows that it is to have.
+    """
 
     link: int
     depth: int
     private_data: bytes
     deadline_s: float
+    window_count: int = 0
+
+
+class Bind(NamedTuple):
+    """Let ``key`` open ``memory`` to the link's target, to be written if ``is_written``, else to be read.
+
+    ``window``: which of the link's, from 0 on; it is not bound. ``memory``: of a region that is reached through windows
+    only; its ``rkey`` is the transport's number of the region.
+    """
+
+    window: int
+    key: int
+    memory: RemoteMemory
+    is_written: bool
 
 
 class PostCapsule(NamedTuple):
-    """Send. ``command_id`` comes back in :class:`Sent`; it differs from those of all sends under way on the link."""
+    """Send. ``command_id`` comes back in :class:`Sent`; it differs from those of all sends under way on the link.
+
+    ``bind`` comes first, without an answer: a link that cannot do it breaks.
+    """
 
     link: int
     command_id: int
     capsule: bytes
+    bind: Bind | None = None
+
+
+class InvalidateKey(NamedTuple):
+    """End ``key``, which the target did not. Answered by :class:`KeyInvalidated` with the same ``command_id``."""
+
+    link: int
+    command_id: int
+    key: int
 
 
 class KillLink(NamedTuple):
     link: int
 
 
-TransportEffect = OpenLink | PostCapsule | KillLink
+TransportEffect = OpenLink | PostCapsule | InvalidateKey | KillLink
 
 
 class LinkUp(NamedTuple):
-    """Connected. ``private_data``: of the target's accept."""
+    """Connected. ``private_data``: of the target's accept; ``window_keys``: of each window, as it was made."""
 
     link: int
     private_data: bytes
+    window_keys: tuple[int, ...] = ()
 
 
 class LinkBroken(NamedTuple):
@@ -71,11 +103,18 @@ class Received(NamedTuple):
     invalidated_key: int | None = None
 
 
+class KeyInvalidated(NamedTuple):
+    """The key of this command opens nothing any more."""
+
+    link: int
+    command_id: int
+
+
 class LinkDead(NamedTuple):
     link: int
 
 
-LinkEvent = LinkUp | LinkBroken | Sent | Received | LinkDead
+LinkEvent = LinkUp | LinkBroken | Sent | Received | KeyInvalidated | LinkDead
 
 
 SCRATCH_BYTES: Final = 16384  # holds the ANA log of Linux' target, which cannot be read in parts

@@ -24,7 +24,7 @@ _DISTRIBUTION: Final = Path("/usr/lib/python3/dist-packages")
 _CLASSES: Final = {
     "cmid": ("AddrInfo", "CMEvent", "CMEventChannel", "CMID", "ConnParam"),
     "cq": ("CQ", "CQEX", "CqInitAttrEx", "PollCqAttr"),
-    "mr": ("DmaBufMR", "MR"),
+    "mr": ("DmaBufMR", "MR", "MW", "MWBindInfo"),
     "pd": ("PD",),
     "qp": ("QP", "QPAttr", "QPCap", "QPInitAttr"),
     "wr": ("RecvWR", "SendWR", "SGE"),

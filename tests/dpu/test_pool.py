@@ -85,6 +85,24 @@ def test_chunks_survive_reopening(path: Path) -> None:
     assert inspect_pool(path).committed_chunk_count == 3
 
 
+def test_groups_are_committed_together_and_looked_up_together(pool: Pool) -> None:
+    """Chunk 1 is not stored of group 0, and not needed of group 1."""
+    with Holder(pool) as holder:
+        epoch = holder.attachment.epoch
+        items = tuple(api.ReserveItem(key(g), g, 0, 16, (api.ShardSize(0, UNIT_BYTES, 3),)) for g in (0, 1))
+        grants = pool.reserve(api.ReserveRequest(holder.id, epoch, items), deadline_s=DEADLINE_S).results
+        digests = ((b"8 bytes!",) * 3,)
+        bundle = tuple(api.CommitItem(grant.grant_id, digests, bundle=5) for grant in grants)
+        committed = pool.commit(api.CommitRequest(holder.id, epoch, bundle), deadline_s=DEADLINE_S).committed
+        assert committed == (True, True)
+        groups = (api.GroupKeys(0, (key(0), b""), (0, 0)), api.GroupKeys(1, (key(1), key(99)), (0, 2)))
+        reply = pool.match(api.MatchRequest(holder.id, "r", 16, groups), deadline_s=DEADLINE_S)
+        assert (reply.chunk_count, [chunk.key for chunk in reply.chunks]) == (2, [key(0)])
+        first = tuple(api.GroupKeys(group.group, group.keys[:1], group.first_needed[:1]) for group in groups)
+        reply = pool.match(api.MatchRequest(holder.id, "r", 16, first), deadline_s=DEADLINE_S)
+        assert (reply.chunk_count, [chunk.key for chunk in reply.chunks]) == (1, [key(0), key(1)])
+
+
 def test_a_full_pool_reclaims_the_least_recently_used_segment(pool: Pool) -> None:
     with Holder(pool) as holder:
         for i in range(SEGMENT_COUNT):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from meshfusion.dpu.pool import Pool
 from tests.e2e.conftest import Prompts
 from tests.e2e.harness import EngineProcess, Engines, Reference, assert_same, embedded, engines_in
 
@@ -70,14 +72,33 @@ def test_rdma_on_a_machine_without_such_a_device(process: EngineProcess, model: 
     assert "the rdma path is asked for and not possible: this machine shows no RDMA device" in text
 
 
+@pytest.fixture
+def in_memory() -> Iterator[Path]:
+    """A folder on tmpfs, which has no O_DIRECT; or takes the flag without a word of what it asks for, and then memory
+    at whole pages is asked for, which PyTorch's is not."""
+    with tempfile.TemporaryDirectory(prefix="meshfusion-e2e-", dir="/dev/shm") as folder:
+        yield Path(folder)
+
+
+def test_block_that_the_pools_place_does_not_allow(process: EngineProcess, model: Path, in_memory: Path) -> None:
+    text = refusal(process, model, {**embedded(in_memory / "pool"), "path": "block"})
+    assert "UnsupportedError: the block path is asked for and not possible: " in text
+    assert f"{in_memory}/pool/data" in text
+    assert "Use the staged path" in text
+
+
+def test_block_that_is_switched_off(process: EngineProcess, model: Path, tmp_path: Path) -> None:
+    text = refusal(process, model, {**embedded(tmp_path / "pool"), "path": "block", "direct_io": False})
+    assert "path = 'block': block is O_DIRECT, which direct_io = false switches off" in text
+    assert not (tmp_path / "pool").exists()
+
+
 def test_a_pool_whose_directory_is_missing(process: EngineProcess, model: Path, tmp_path: Path) -> None:
     text = refusal(process, model, embedded(tmp_path / "no" / "where"))
     assert f"the directory {tmp_path}/no does not exist" in text
 
 
 def test_a_pool_that_another_process_owns(process: EngineProcess, model: Path, pool: Path) -> None:
-    from meshfusion.dpu.pool import Pool
-
     with Pool.open(pool):
         text = refusal(process, model, embedded(pool))
     assert f"PoolBusyError: the pool {pool} is in use by process {os.getpid()}" in text
@@ -166,6 +187,24 @@ def test_serving_without_the_cache(
     engine.close()
     assert "MeshFusion is OFF for this engine, nothing is cached" in engine.words()
     assert not (tmp_path / "pool").exists()
+
+
+def test_serving_without_the_cache_where_the_path_is_impossible(
+    engines: Engines, model: Path, in_memory: Path, prompts: Prompts, reference: Reference
+) -> None:
+    """It shows only when the pool is attached: that is given back."""
+    connector = {**embedded(in_memory / "pool"), "path": "block", "on_unsupported": "serve_without_cache"}
+    engine = engines.start(model, connector)
+    for _ in range(2):
+        answer = engine.answer(prompts.aligned)
+        assert answer.cached == 0
+        assert_same(answer, reference.answer(prompts.aligned))
+        assert engine.call("reset")
+    with Pool.open(in_memory / "pool") as pool:
+        assert pool.status(deadline_s=5.0).committed_chunk_count == 0
+    engine.close()
+    words = engine.words()
+    assert "MeshFusion is OFF for this engine, nothing is cached: the block path is asked for and not possible" in words
 
 
 def test_a_forced_policy_starts(engines: Engines, model: Path, pool: Path, prompts: Prompts) -> None:

@@ -167,7 +167,8 @@ def test_what_others_have_or_are_writing_gives_up_nothing() -> None:
         place(3),
     ]
     run = reserved(WISH, KEYS, results, "h", 1, FORM)
-    assert run.spare_grant_ids == run.answer.no_space == ()
+    assert run.spare_grant_ids == ()
+    assert run.answer.no_space == ()
     assert run.answer.granted is not None
     assert run.answer.granted.indexes == (0, 3)
     assert len(set(run.answer.granted.bundles)) == 2

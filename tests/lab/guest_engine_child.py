@@ -7,7 +7,6 @@ from typing import Any
 
 import vllm.utils.cpu_resource_utils
 
-from meshfusion.host.memory.host_memory import HostKvMemory
 from meshfusion.host.path.rdma import RdmaMedium
 from meshfusion.jbof.nvme.memory import RegionPart
 from tests.e2e import engine_child
@@ -25,9 +24,8 @@ def watch() -> None:
 def _watch(name: str, parts_of: Any) -> None:
     def watched(medium: RdmaMedium, block_id: int) -> list[RegionPart]:
         parts: list[RegionPart] = parts_of(medium, block_id)
-        memory: HostKvMemory = medium.memory  # type: ignore[assignment]
-        start = memory._memory.ctypes.data
-        end = start + memory._memory.nbytes
+        start = medium.memory.place.address
+        end = start + medium.memory.place.length_bytes
         for part in parts:
             is_inside = start <= part.remote.address <= part.remote.address + part.length_bytes <= end
             MOVED["inside" if is_inside else "outside"] += part.length_bytes

@@ -56,7 +56,7 @@ def opened(kv: KvMemory, address: str, **settings: Any) -> tuple[DataPath, Initi
         initiator,
         NSID,
         HostKvMemory(kv.memory, KERNELS),
-        kv.layout,
+        (kv.layout,),
         lba_bytes=LBA_BYTES,
         load_threads=2,
         read_bytes=2 << 20,

@@ -16,6 +16,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from meshfusion.dpu.api.client import GrpcChunkService
+from meshfusion.host.memory.host_memory import HostKvMemory
 from meshfusion.host.path.flexpath.page import decode_page, page_name
 from meshfusion.host.path.load_job import UnitRead
 from meshfusion.host.path.opening import PathOpener
@@ -104,10 +105,9 @@ def board(rig: Rig) -> dict[str, Any]:
     client = GrpcChunkService(rig.daemon.address)
     with attached(client) as attachment:
         opener = PathOpener(
-            memory=kv.memory,
-            layout=kv.layout,
-            kernels=load_kernels(kv.layout.unit_bytes),
-            units_per_shard=1,
+            memory=HostKvMemory(kv.memory, load_kernels(kv.layout.unit_bytes)),
+            layouts=(kv.layout,),
+            units_per_shard=(1,),
             load_threads=2,
             direct_io=True,
             cpus=frozenset(os.sched_getaffinity(0)),

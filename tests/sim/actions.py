@@ -66,7 +66,7 @@ def detach(world: World, host: Host) -> None:
 
 
 def reserve(world: World, host: Host) -> None:
-    items = tuple(hosts.random_item(world.rng) for _ in range(world.rng.randint(1, 3)))
+    items = hosts.random_items(world.rng)
     request = api.ReserveRequest(host.holder_id, host.epoch, items)
 
     def look(service: Service) -> None:
@@ -122,15 +122,24 @@ def doubt(world: World, host: Host) -> None:
 
 
 def commit(world: World, host: Host) -> None:
-    works = [work for work in host.works if work.is_written][:3]
+    works = [work for work in host.works if work.is_written][: world.rng.randint(1, 5)]
     if not works:
         return
     world.medium.flush()
     host.works = [work for work in host.works if work not in works]
-    request = api.CommitRequest(host.holder_id, host.epoch, tuple(hosts.commit_item(work) for work in works))
+    bundles = [
+        world.rng.choice((0, 1, 1, 1, 2)) for _ in works
+    ]  # of several reserves, so that a part of one may expire
+    items = tuple(map(hosts.commit_item, works, bundles))
+    request = api.CommitRequest(host.holder_id, host.epoch, items)
 
     def handle(service: Service) -> None:
         step = service.store.commit(world.now_s, request)
+        for bundle in set(bundles) - {0}:
+            fates = [fate for fate, its in zip(step.reply.committed, bundles, strict=True) if its == bundle]
+            must(len(set(fates)) == 1, "a bundle was accepted in part", fates, works)
+            world.bundles.append([work for work, its in zip(works, bundles, strict=True) if its == bundle])
+            world.seen[f"bundles {'accepted' if fates[0] else 'refused'}"] += len(fates) > 1
         for work, accepted in zip(works, step.reply.committed, strict=True):
             must(not accepted or world.now_s < work.expires_s, "a commit was accepted after expiry", work)
             _resolve(world, work)
@@ -155,18 +164,20 @@ def abort(world: World, host: Host) -> None:
 
 
 def match(world: World, host: Host) -> None:
-    keys = hosts.KEYS[: world.rng.randint(1, len(hosts.KEYS))]
-    group = api.GroupKeys(0, keys, (0,) * len(keys))
-    request = api.MatchRequest(host.holder_id, "request", hosts.CHUNK_TOKENS, (group,))
+    request = api.MatchRequest(host.holder_id, "request", hosts.CHUNK_TOKENS, hosts.random_lookup(world.rng))
 
     def look(service: Service) -> None:
-        found = service.look_up(keys)
+        found = service.look_up([key for group in request.groups for key in group.keys])
         world.later(host, lambda service: decide(service, found))
 
     def decide(service: Service, found: dict[bytes, api.ChunkRecord]) -> None:
+        shortened = service.store.counters["match_shortened_by_pins"]
         reply = service.store.match(world.now_s, request, found)
-        world.check_offer(host, reply.chunks)
+        world.check_offer(host, request, reply, service)
         world.seen["chunks matched"] += len(reply.chunks)
+        world.seen["several groups matched"] += len({chunk.group for chunk in reply.chunks}) > 1
+        was_shortened = service.store.counters["match_shortened_by_pins"] > shortened
+        world.seen["lower boundaries for the pins"] += was_shortened and reply.chunk_count > 0
         if reply.lease_id:
             world.leased[reply.lease_id] = Leased(host.holder_id, reply.chunks, world.now_s + OPTIONS.lease_ttl_s)
             if host.is_attached and world.rng.random() > REPLY_LOST:
@@ -270,14 +281,14 @@ Action = Callable[[World, Host], None]
 def _choices(host: Host) -> dict[Action, int]:
     """What an attached host may do now, and how readily."""
     can_write = any(work.planned for work in host.works)
-    can_commit = any(work.is_written for work in host.works)
+    written = sum(work.is_written for work in host.works)
     return {
-        reserve: 20 if len(host.works) < 4 else 1,
+        reserve: 20 if len(host.works) < 5 else 1,
         write: 25 * can_write,
-        commit: 25 * can_commit,
+        commit: 25 if written > 2 else 6 * written,  # several at once make bundles
         abort: 3 * bool(host.works),
         doubt: 2 * (host.access is api.Access.NVMEOF and bool(host.in_flight)) + any(w.is_doubtful for w in host.works),
-        match: 15,
+        match: 20,
         read: 10 * bool(host.leases),
         release: 6 * bool(host.leases),
         drop: bool(host.leases),

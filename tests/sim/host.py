@@ -11,7 +11,18 @@ from tests.sim.medium import Token
 
 UNIT_BYTES = 4096
 CHUNK_TOKENS = 16
-KEYS = tuple(bytes([i]) * api.KEY_BYTES for i in range(10))
+CHUNKS = 6  # of the one prompt that all engines serve
+# The KV groups of the models: everything; the last two chunks; a state after every second chunk; what is local to
+# stretches of two chunks, of which the second is of no use to any boundary.
+FULL, WINDOW, STATE, LOCAL = range(4)
+MODELS = (
+    *((FULL,),) * 3,
+    *((FULL, WINDOW),) * 2,
+    (WINDOW, FULL),
+    (FULL, WINDOW, STATE),
+    (STATE,),
+    (LOCAL, WINDOW),
+)
 IDENTITIES = (b"A" * api.IDENTITY_BYTES, b"B" * api.IDENTITY_BYTES)
 
 
@@ -91,12 +102,50 @@ def make_work(host: Host, item: api.ReserveItem, result: api.ReserveResult, expi
     return Work(result.grant_id, item, result.extents, expires_s, host.epoch, planned)
 
 
-def random_item(rng: random.Random) -> api.ReserveItem:
+def key(group: int, i: int) -> bytes:
+    return bytes([group, i]) * 16
+
+
+def is_stored(group: int, i: int) -> bool:
+    """Is a chunk of any use to a boundary after it?"""
+    return group != LOCAL or i % 2 == 0
+
+
+def needed(group: int, boundary: int) -> range:
+    """The chunks that must be there to resume at a boundary."""
+    first = {FULL: 0, WINDOW: max(0, boundary - 2), STATE: boundary - 1, LOCAL: boundary // 2 * 2}[group]
+    return range(first, boundary)
+
+
+def random_lookup(rng: random.Random) -> tuple[api.GroupKeys, ...]:
+    count = rng.randint(1, CHUNKS)
+    return tuple(
+        api.GroupKeys(
+            group,
+            tuple(key(group, i) if is_stored(group, i) else b"" for i in range(count)),
+            tuple(needed(group, boundary).start for boundary in range(1, count + 1)),
+        )
+        for group in rng.choice(MODELS)
+    )
+
+
+def random_items(rng: random.Random) -> tuple[api.ReserveItem, ...]:
+    """What all groups of a model keep of a few chunks in a row; no states but after every second chunk."""
+    first = min(rng.randrange(CHUNKS), rng.randrange(CHUNKS))  # the first of a prompt are asked for most
+    groups = rng.choice(MODELS)
+    places = [(group, i) for i in range(first, min(first + rng.randint(1, 2), CHUNKS)) for group in groups]
+    return tuple(
+        _random_item(rng, group, i)
+        for group, i in places
+        if is_stored(group, i) and not (group == STATE and i % 2 == 0)
+    )
+
+
+def _random_item(rng: random.Random, group: int, i: int) -> api.ReserveItem:
     """Mostly at the key's own position; sometimes elsewhere, as after a hash collision."""
-    i = min(rng.randrange(len(KEYS)), rng.randrange(len(KEYS)))  # the first of a prompt are asked for most
-    position = i if rng.random() < 0.9 else rng.randrange(len(KEYS))
-    size = api.ShardSize(rank=0, unit_bytes=UNIT_BYTES, unit_count=rng.choice((1, 2, 3, 5, 11)))
-    return api.ReserveItem(KEYS[i], 0, position * CHUNK_TOKENS, CHUNK_TOKENS, (size,))
+    position = i if rng.random() < 0.95 else rng.randrange(CHUNKS)
+    size = api.ShardSize(rank=0, unit_bytes=UNIT_BYTES, unit_count=rng.choice((1, 1, 1, 2, 4, 11)))
+    return api.ReserveItem(key(group, i), group, position * CHUNK_TOKENS, CHUNK_TOKENS, (size,))
 
 
 def full_segment_item(key: bytes, segment_lba_count: int) -> api.ReserveItem:
@@ -118,5 +167,5 @@ def attach_request(host: Host) -> api.AttachRequest:
     )
 
 
-def commit_item(work: Work) -> api.CommitItem:
-    return api.CommitItem(work.grant_id, tuple((b"digest--",) * s.unit_count for s in work.item.shards))
+def commit_item(work: Work, bundle: int) -> api.CommitItem:
+    return api.CommitItem(work.grant_id, tuple((b"digest--",) * s.unit_count for s in work.item.shards), bundle)

@@ -121,6 +121,47 @@ class IgnoresPosition(Store):
         return replace(reply, chunks=tuple(found[chunk.key] for chunk in reply.chunks))
 
 
+class IgnoresOneGroup(Store):
+    def match(self, now_s: float, request: api.MatchRequest, found: Mapping[bytes, api.ChunkRecord]) -> api.MatchReply:
+        return super().match(now_s, replace(request, groups=request.groups[:1]), found)
+
+
+class NeedsOneLess(Store):
+    """Takes the first chunk that a group needs for the last one that it does not."""
+
+    def match(self, now_s: float, request: api.MatchRequest, found: Mapping[bytes, api.ChunkRecord]) -> api.MatchReply:
+        groups = tuple(
+            replace(group, first_needed=tuple(min(i + 1, first + 1) for i, first in enumerate(group.first_needed)))
+            for group in request.groups
+        )
+        return super().match(now_s, replace(request, groups=groups), found)
+
+
+class LeasesOneGroup(Store):
+    """Only what the first group needs."""
+
+    def match(self, now_s: float, request: api.MatchRequest, found: Mapping[bytes, api.ChunkRecord]) -> api.MatchReply:
+        reply = super().match(now_s, request, found)
+        first = {s.extent.segment for c in reply.chunks if c.group == reply.chunks[0].group for s in c.shards}
+        for lease in self.leases:
+            if lease.lease_id == reply.lease_id:
+                for segment in set(lease.segments) - first:
+                    self.segments.unpin_read(segment)
+                lease.segments = tuple(first)
+        return reply
+
+
+class CommitsPartOfABundle(Store):
+    def commit(self, now_s: float, request: api.CommitRequest) -> Step[api.CommitReply]:
+        """Says that all of a bundle is refused, and commits those that are not."""
+        items = tuple(replace(item, bundle=0) for item in request.items)
+        step = super().commit(now_s, replace(request, items=items))
+        flags = list(zip(request.items, step.reply.committed, strict=True))
+        broken = {item.bundle for item, is_committed in flags if not is_committed} - {0}
+        committed = tuple(is_committed and item.bundle not in broken for item, is_committed in flags)
+        return replace(step, reply=api.CommitReply(committed))
+
+
 class IgnoresGeneration(Store):
     """Trusts what a reader saw in the index before a segment was opened again."""
 
@@ -190,6 +231,11 @@ MUTANTS: dict[str, Rules] = {
     "admits unlisted holders": Rules(store=AdmitsUnlisted),
     "ignores identity": Rules(store=IgnoresIdentity),
     "ignores position": Rules(store=IgnoresPosition),
+    "ignores all groups but one": Rules(store=IgnoresOneGroup),
+    "needs one chunk less": Rules(store=NeedsOneLess),
+    "leases what one group needs": Rules(store=LeasesOneGroup),
+    "commits a part of a bundle": Rules(store=CommitsPartOfABundle),
+    "tears a transaction": Rules(tears_transactions=True),
     "ignores generations": Rules(store=IgnoresGeneration),
     "replies before the opening is durable": Rules(store=RepliesBeforeOpening),
     "keeps grants of a failed opening": Rules(store=KeepsGrantsOfFailedOpening),

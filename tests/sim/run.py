@@ -41,8 +41,8 @@ def _give_up_one(world: World) -> None:
 EVENTS: dict[Callable[[World], None], float] = {
     lambda world: world.deliver(): 34,
     lambda world: actions.act(world, world.rng.choice(world.hosts)): 36,
-    lambda world: world.land_write(): 16,
-    lambda world: world.sync(): 16,
+    lambda world: world.land_write(): 30,
+    lambda world: world.sync(): 20,
     lambda world: world.pass_time(world.rng.choice((0.01, 0.1, 1.0))): 8,
     lambda world: world.pass_time(world.rng.choice((5.0, 20.0, 70.0))): 0.4,
     lambda world: world.probe(): 2,

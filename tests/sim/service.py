@@ -15,19 +15,21 @@ from meshfusion.jbof.segments import SegmentGeometry, SegmentTable
 from tests.sim.medium import IndexModel
 
 GEOMETRY = SegmentGeometry(lba_bytes=4096, data_start_lba=256, segment_lba_count=12, segment_count=6)
-OPTIONS = StoreOptions(quarantine_max_fraction=0.5)
+OPTIONS = StoreOptions(max_pinned_fraction=0.34, quarantine_max_fraction=0.5)
 
 
 @dataclass(frozen=True)
 class Rules:
     """What runs; mutants replace parts of it. ``shows_queued``: does the index show what is not durable yet?
-    ``waits_for_drain``: is a host called gone only when the target has finished its writes?"""
+    ``waits_for_drain``: is a host called gone only when the target has finished its writes?
+    ``tears_transactions``: does the index show one effect of a transaction before the others?"""
 
     store: type[Store] = Store
     segments: type[SegmentTable] = SegmentTable
     shows_queued: bool = False
     forgets_on_open: bool = True
     waits_for_drain: bool = True
+    tears_transactions: bool = False
 
 
 @dataclass
@@ -83,6 +85,10 @@ class Service:
         """The next transactions become durable, in order, or one of them fails."""
         for _ in range(min(len(self._queue), rng.randint(1, 3))):
             ticket, effects = self._queue.popleft()
+            if self._rules.tears_transactions and len(effects) > 1:
+                self._queue.appendleft((ticket, effects[1:]))
+                self.index.apply(effects[:1])
+                continue
             self._settled = ticket
             if failing:
                 self._failed.add(ticket)

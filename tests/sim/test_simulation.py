@@ -15,8 +15,10 @@ from tests.sim.service import Rules
 
 BATCHES, WORLDS_PER_BATCH = 8, 20  # 320 000 steps
 NIGHTLY_FIRST_SEED, NIGHTLY_WORLDS = 100_000, 1500  # 3 million steps
-MUTANT_WORLDS = 60
+MUTANT_WORLDS = 150
 MUST_HAPPEN = (
+    "bundles accepted",
+    "bundles refused",
     "chunks matched",
     "chunks read",
     "commits accepted",
@@ -25,6 +27,7 @@ MUST_HAPPEN = (
     "fenced refused",
     "host crashes",
     "late writes",
+    "lower boundaries for the pins",
     "power losses",
     "reclaims",
     "refused as stale",
@@ -33,6 +36,7 @@ MUST_HAPPEN = (
     "reserve granted",
     "reserve no_space",
     "service crashes",
+    "several groups matched",
     "silences",
     "target restarts",
     "writes in doubt",

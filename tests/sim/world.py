@@ -55,6 +55,7 @@ class World:
         self.reach_target: set[str] = set()  # what the target allows, whoever told it so
         self.unresolved: dict[str, tuple[str, Work]] = {}  # grant id -> (holder, work): it may still be written
         self.leased: dict[str, Leased] = {}
+        self.bundles: list[list[Work]] = []  # what was sent to be committed together
         self.seen: Counter[str] = Counter()
         self._host_count = 0
         self.start_service()
@@ -72,6 +73,7 @@ class World:
             return
         self.service.crash(self.rng)
         self.service = None
+        self.check_bundles()
         self.leased.clear()  # leases live in memory; a stale read is caught by its digest (rule 4)
         self.messages = [m for m in self.messages if m.life is None or self.rng.random() < 0.5]
         self._forget_fenced()
@@ -120,6 +122,7 @@ class World:
         if self.service is not None:
             failing = self.now_s < self.failing_until_s and self.rng.random() < 0.7
             self.service.sync(self.now_s, self.rng, failing=failing)
+            self.check_bundles()
             self._forget_fenced()
 
     def pass_time(self, seconds: float) -> None:
@@ -154,7 +157,7 @@ class World:
 
     def later(self, host: Host, handle: Callable[[Service], None]) -> None:
         """Steps of other callers may come between reading the index and deciding."""
-        if self.rng.random() < 0.5 and self.service is not None:
+        if self.rng.random() < 0.3 and self.service is not None:
             handle(self.service)
         else:
             self.send(host, handle)
@@ -231,14 +234,34 @@ class World:
         self.seen["openings"] += 1
         self.seen["reclaims"] += segment in self.index.segments
 
-    def check_offer(self, host: Host, chunks: tuple[api.ChunkRecord, ...]) -> None:
-        """Rule 1 and rule 5: what is offered is durable, complete and what was asked for."""
-        for i, chunk in enumerate(chunks):
-            must(chunk.key == hosts.KEYS[i], "another key was offered", i, chunk)
+    def check_bundles(self) -> None:
+        """Rule 1: what belongs together is in the index together, at every moment and after every crash."""
+        unseen = []
+        for bundle in self.bundles:
+            places = [(work.item.key, extent) for work in bundle for extent in work.extents]
+            durable = sum(place in self.index.was_durable for place in places)
+            must(durable in (0, len(places)), "a bundle became visible in part", bundle)
+            if not durable:
+                unseen.append(bundle)
+        self.bundles = unseen
+
+    def check_offer(self, host: Host, request: api.MatchRequest, reply: api.MatchReply, service: Service) -> None:
+        """Rules 1 and 5: a boundary is offered with all that every group needs there, and that is durable, complete,
+        leased and what was asked for."""
+        must(bool(reply.chunk_count) == bool(reply.chunks) == bool(reply.lease_id), "half an offer", reply)
+        wanted = [
+            (group.group, i * hosts.CHUNK_TOKENS, hosts.key(group.group, i))
+            for group in request.groups
+            for i in hosts.needed(group.group, reply.chunk_count)
+            if reply.chunk_count and hosts.is_stored(group.group, i)
+        ]
+        offered = [(chunk.group, chunk.position_tokens, chunk.key) for chunk in reply.chunks]
+        must(offered == wanted, "the offer is not what the boundary takes", reply.chunk_count, offered, wanted)
+        for chunk in reply.chunks:
             must(chunk.identity == host.identity, "another identity was offered", host, chunk)
-            must(chunk.position_tokens == i * hosts.CHUNK_TOKENS, "another position was offered", i, chunk)
             for shard in chunk.shards:
                 must((chunk.key, shard.extent) in self.index.was_durable, "offered before it was durable", chunk)
+                must(service.store.segments.pins(shard.extent.segment)[0] > 0, "offered without a lease", chunk)
             self.check_bytes(chunk)
 
     def check_bytes(self, chunk: api.ChunkRecord) -> None:

@@ -1,9 +1,10 @@
 """Which way from a local medium is faster: staged (through huge pages, then copied) or block (straight into KV memory)?
 
-Both load the same units of the same file into the same memory and prove them, in turns. KV memory is once of ordinary
-pages, as an engine's is as a rule, and once of huge pages: a request to the drive holds so many pieces of memory, and
-what staging makes up for its copy is that its pages are few and large. Processor time is that of this process, the
-kernel's part of the calls included.
+All load the same units of the same file into the same memory and prove them, in turns. ``uring`` and ``fixed`` are the
+block path with its reads submitted to an io_uring of each load thread, ``fixed`` with KV memory registered in it. KV
+memory is once of ordinary pages, as an engine's is as a rule, and once of huge pages: a request to the drive holds so
+many pieces of memory, and what staging makes up for its copy is that its pages are few and large. Processor time is
+that of this process, the kernel's part of the calls included.
 """
 
 from __future__ import annotations
@@ -28,8 +29,10 @@ from meshfusion.jbof.media.buffer import AlignedBuffer
 from meshfusion.jbof.media.file import DirectMode, create_data_file, open_data_file
 from meshfusion.tools.bench.load_rate_data import READ_BYTES, SHAPES, Filled, Shape, fill, opened_path
 from meshfusion.tools.bench.report import Progress, Report, bench_options, run_bench
+from meshfusion.tools.bench.uring_file import UringFile
 
 LOAD_DEADLINE_S = 600.0
+WAYS = ("block", "staged", "uring", "fixed")
 ONE_MIB = (Shape("1 MiB in one run", 1, 1 << 20), Shape("1 MiB in 16 runs", 16, 64 << 10))
 
 
@@ -37,17 +40,20 @@ ONE_MIB = (Shape("1 MiB in one run", 1, 1 << 20), Shape("1 MiB in 16 runs", 16, 
 @bench_options(rounds=5)
 @click.option("--size-gib", default=1.0, show_default=True, help="Size of the data file.")
 @click.option("--threads", default=(1, 4), show_default=True, multiple=True, type=click.IntRange(1, 64))
-def main(rounds: int, output_format: str, work: Path, size_gib: float, threads: tuple[int, ...]) -> None:
-    """GB/s and processor seconds of proven loads, staged and block in turns."""
+@click.option("--way", "ways", default=WAYS[:2], show_default=True, multiple=True, type=click.Choice(WAYS))
+def main(
+    rounds: int, output_format: str, work: Path, size_gib: float, threads: tuple[int, ...], ways: tuple[str, ...]
+) -> None:
+    """GB/s and processor seconds of proven loads, in turns; the first way is compared with each of the others."""
     size_bytes = int(size_gib * (1 << 30)) // LBA_BYTES * LBA_BYTES
-    settings: dict[str, Any] = {"rounds": rounds, "size_bytes": size_bytes, "threads": list(threads)}
+    settings: dict[str, Any] = {"rounds": rounds, "size_bytes": size_bytes, "threads": list(threads), "way": list(ways)}
 
     def measure(report: Report, directory: Path, progress: Progress) -> None:
         for shape in (*ONE_MIB, *SHAPES):
             path = directory / "data"
             create_data_file(path, size_bytes)
             try:
-                measure_shape(report, path, shape, size_bytes, threads, rounds, progress)
+                measure_shape(report, path, shape, size_bytes, threads, ways, rounds, progress)
             finally:
                 path.unlink()
 
@@ -60,6 +66,7 @@ def measure_shape(
     shape: Shape,
     size_bytes: int,
     thread_counts: tuple[int, ...],
+    ways: tuple[str, ...],
     rounds: int,
     progress: Progress,
 ) -> None:
@@ -71,22 +78,22 @@ def measure_shape(
             for count in thread_counts:
                 samples: dict[str, list[float]] = {}
                 for index in range(rounds):
-                    for kind in ("staged", "block") if index % 2 else ("block", "staged"):
+                    for kind in reversed(ways) if index % 2 else ways:
                         with opened(kind, path, layout, kernels, memory.array, count) as way:
                             rate, cpu_s = load(way, filled, warm_up=count * 4)
                         samples.setdefault(kind, []).append(rate)
                         samples.setdefault(f"{kind} cpu", []).append(cpu_s)
                 name = f"{shape.name}, {'huge' if huge_pages else 'ordinary'} pages, {count} thread(s)"
-                block = report.add(f"{name}, block", "GB/s", samples["block"])
-                staged = report.add(f"{name}, staged", "GB/s", samples["staged"])
-                report.compare(block, staged)
-                block_cpu = report.add(f"{name}, block", "cpu s/GB", samples["block cpu"])
-                staged_cpu = report.add(f"{name}, staged", "cpu s/GB", samples["staged cpu"])
-                report.compare(block_cpu, staged_cpu)
-                progress(
-                    f"{name}: block {block.median:.2f} GB/s, {block_cpu.median:.2f} cpu s/GB; "
-                    f"staged {staged.median:.2f} GB/s, {staged_cpu.median:.2f} cpu s/GB"
+                rates = [report.add(f"{name}, {kind}", "GB/s", samples[kind]) for kind in ways]
+                costs = [report.add(f"{name}, {kind}", "cpu s/GB", samples[f"{kind} cpu"]) for kind in ways]
+                for series in (rates, costs):
+                    for other in series[1:]:
+                        report.compare(series[0], other)
+                told = (
+                    f"{kind} {rate.median:.2f} GB/s, {cost.median:.2f} cpu s/GB"
+                    for kind, rate, cost in zip(ways, rates, costs, strict=True)
                 )
+                progress(f"{name}: {'; '.join(told)}")
 
 
 @contextmanager
@@ -97,10 +104,11 @@ def opened(
         with opened_path(path, layout, kernels, memory, threads=threads) as staged:
             yield staged
         return
+    data = open_data_file(path, writable=True, direct=DirectMode.REQUIRED)
     block = block_path(
-        open_data_file(path, writable=True, direct=DirectMode.REQUIRED),
+        UringFile(data, memory if kind == "fixed" else None) if kind in ("uring", "fixed") else data,
         memory,
-        layout,
+        (layout,),
         kernels,
         lba_bytes=LBA_BYTES,
         load_threads=threads,

@@ -20,22 +20,27 @@ GUEST_SCRIPT = Path(__file__).with_name("rdma_guest.py")
 SIZES_BYTES = (128 << 10, 1 << 20)
 DEPTHS = (1, 8, 32)
 OURS = "ours"
+INITIATORS = (OURS, "kernel", "nvmeof")
+COMMAND_KEYS = "ours, a key for each command"
 DEADLINE_S = 900.0
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @bench_options(rounds=3)
 @click.option("--seconds", default=1.0, show_default=True, help="Of each measurement.")
-def main(rounds: int, output_format: str, work: Path, seconds: float) -> None:
-    """MB/s and processor seconds a GiB of three initiators."""
+@click.option("--keys", is_flag=True, help="Compare ours with itself with a key for each command, with nothing else.")
+def main(rounds: int, output_format: str, work: Path, seconds: float, keys: bool) -> None:
+    """MB/s and processor seconds a GiB of three initiators, or of ours with either scope of keys."""
+    names = (OURS, COMMAND_KEYS) if keys else INITIATORS
 
     def measure(report: Report, directory: Path, progress: Progress) -> None:
         cases = [(size, depth) for size in SIZES_BYTES for depth in DEPTHS]
-        progress(f"{rounds} rounds of {3 * len(cases)} measurements, in a guest")
+        progress(f"{rounds} rounds of {len(names) * len(cases)} measurements, in a guest")
         command = (sys.executable, str(GUEST_SCRIPT), "--rounds", str(rounds), "--seconds", str(seconds))
         tail = OutputTail(1 << 20)
         listed = ",".join(f"{size}:{depth}" for size, depth in cases)
-        run = GuestRun((*command, "--cases", listed), output_directory=directory, deadline_s=DEADLINE_S)
+        choice = ("--cases", listed, "--initiators", ";".join(names))
+        run = GuestRun((*command, *choice), output_directory=directory, deadline_s=DEADLINE_S)
         result = run_guest(run, sink=tail, note=progress)
         if result.exit_code:
             raise ServiceError(
@@ -58,7 +63,7 @@ def main(rounds: int, output_format: str, work: Path, seconds: float) -> None:
                     if name != OURS:
                         report.compare(series[OURS], other)
 
-    run_bench("rdma", work, output_format, {"rounds": rounds, "seconds": seconds}, measure)
+    run_bench("rdma", work, output_format, {"rounds": rounds, "seconds": seconds, "keys": keys}, measure)
 
 
 if __name__ == "__main__":

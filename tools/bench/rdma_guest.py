@@ -18,6 +18,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ import numpy as np
 
 from meshfusion.jbof.media.buffer import AlignedBuffer
 from meshfusion.jbof.nvme.initiator import connect
+from meshfusion.jbof.nvme.key_scope import KeyScope
 from meshfusion.tools.lab.guest_setup import initiator as kernel
 from meshfusion.tools.lab.guest_setup.block import MemoryDevice, make_memory_device
 from meshfusion.tools.lab.guest_setup.links import soft_roce_on_dummy
@@ -50,10 +52,9 @@ def busy_s() -> float:
 
 
 @contextlib.contextmanager
-def ours(address: str) -> Iterator[ReadFor]:
-    initiator = connect(
-        address, SERVICE, NQN, f"nqn.2014-08.org.nvmexpress:uuid:{HOST}", HOST, io_queue_count=1, io_queue_depth=64
-    )
+def ours(address: str, key_scope: KeyScope = KeyScope.REGION) -> Iterator[ReadFor]:
+    host_nqn = f"nqn.2014-08.org.nvmexpress:uuid:{HOST}"
+    initiator = connect(address, SERVICE, NQN, host_nqn, HOST, io_queue_count=1, io_queue_depth=64, key_scope=key_scope)
     memory = initiator.register(np.zeros(SPACE_BYTES, np.uint8))
 
     def read_for(size_bytes: int, depth: int, seconds: float) -> int:
@@ -141,7 +142,12 @@ def exported_target() -> str:
     return link.address
 
 
-INITIATORS = {"ours": ours, "kernel": through_the_kernel, "nvmeof": nvmeof}
+INITIATORS: dict[str, Callable[[str], contextlib.AbstractContextManager[ReadFor]]] = {
+    "ours": ours,
+    "kernel": through_the_kernel,
+    "nvmeof": nvmeof,
+    "ours, a key for each command": partial(ours, key_scope=KeyScope.COMMAND),
+}
 
 
 def main() -> None:
@@ -149,11 +155,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, required=True)
     parser.add_argument("--seconds", type=float, required=True)
     parser.add_argument("--cases", required=True, help="SIZE:DEPTH,...")
+    parser.add_argument("--initiators", required=True, help="NAME;...")
     arguments = parser.parse_args()
+    names = arguments.initiators.split(";")
     address = exported_target()
     rows = []
     for index in range(arguments.rounds):
-        for name in list(INITIATORS)[index % 3 :] + list(INITIATORS)[: index % 3]:
+        first = index % len(names)
+        for name in names[first:] + names[:first]:
             with INITIATORS[name](address) as read_for, ThreadPoolExecutor(1) as loader:
                 for case in arguments.cases.split(","):
                     size_bytes, depth = map(int, case.split(":"))

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import ast
-import enum
 import importlib.util
 import os
 import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from meshfusion.host.kv.versions import SUPPORTED_MINORS
 from meshfusion.jbof.errors import MeshFusionError
+from meshfusion.tools.mfctl.doctor_gpu import check_gpus
+from meshfusion.tools.mfctl.findings import Finding, State
 from meshfusion.tools.mfctl.output import format_bytes
 
 if TYPE_CHECKING:
@@ -30,23 +30,6 @@ PACKAGES = ("click", "grpcio", "lmdb", "numba", "numpy", "protobuf", "pydantic",
 LOW_SPACE_BYTES = 1 << 30
 
 
-class State(enum.Enum):
-    OK = "ok"
-    INFO = "info"
-    WARN = "warn"
-    FAIL = "fail"
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """``cause``: what was seen. ``remedy``: what to do; "" when nothing needs doing."""
-
-    check: str
-    state: State
-    cause: str
-    remedy: str = ""
-
-
 def examine(pool: Path | None) -> Iterator[Finding]:
     """All findings, in the order a reader wants them."""
     yield check_python(sys.version_info[:3])
@@ -54,6 +37,7 @@ def examine(pool: Path | None) -> Iterator[Finding]:
     yield from check_vllm()
     yield check_lmdb()
     yield check_pyverbs()
+    yield from check_gpus()
     yield from check_paths(pool)
     if pool is not None:
         yield from check_pool(pool)

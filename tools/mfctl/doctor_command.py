@@ -19,7 +19,8 @@ from meshfusion.tools.mfctl.output import EXIT_FAILURE, format_option, print_jso
 @format_option
 def doctor(pool: Path | None, output_format: str) -> None:
     """Look for what would keep MeshFusion from working on this machine. Exits 1 when something fails."""
-    from meshfusion.tools.mfctl.doctor import State, examine
+    from meshfusion.tools.mfctl.doctor import examine
+    from meshfusion.tools.mfctl.findings import State
 
     findings = list(examine(pool))
     failed = [f for f in findings if f.state is State.FAIL]

@@ -36,8 +36,9 @@ from meshfusion.host.connector.vllm.stats import MeshFusionPromMetrics, MeshFusi
 from meshfusion.host.connector.vllm.worker import WorkerSide
 from meshfusion.host.kv.identity import installed_engine_version
 from meshfusion.host.kv.support import check_supported
+from meshfusion.host.path.start_check import check_attached_path
 from meshfusion.host.pool_client import PoolClient
-from meshfusion.jbof.errors import MeshFusionError, UnsupportedError
+from meshfusion.jbof.errors import MediaError, MeshFusionError, UnsupportedError
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -130,7 +131,7 @@ class MeshFusionConnector(KVConnectorBase_V1, SupportsHMA):
             return
         try:
             self._facts = self._worker.register(kv_caches)
-        except UnsupportedError as error:
+        except (UnsupportedError, MediaError) as error:  # of a device that fails while the layout is proven
             self._serve_without_cache(error)
 
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
@@ -193,6 +194,13 @@ class MeshFusionConnector(KVConnectorBase_V1, SupportsHMA):
             access=Access(facts.access),
         )
         attachment = self._client.start()
+        try:
+            check_attached_path(self.config.path.kind, attachment, facts.runs)
+        except UnsupportedError as error:
+            self._client.close()
+            self._client = self._service = None
+            self._serve_without_cache(error)
+            return
         self._scheduler = SchedulerSide(
             self._client,
             self.config,

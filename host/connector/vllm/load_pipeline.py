@@ -15,10 +15,10 @@ from meshfusion.host.pool_client import PoolClient
 
 
 class _Place(NamedTuple):
-    """A chunk of a request: number ``index`` of its KV group."""
+    """A chunk of a request: ``number`` in its KV group."""
 
     group: int
-    index: int
+    number: int
 
 
 class LoadPipeline:
@@ -73,7 +73,7 @@ class LoadPipeline:
         if report.is_whole:
             self.estimate.observe_load(report.load_bytes, report.seconds)
             return None
-        return min((place.index for place in failed), default=0)
+        return min((place.number for place in failed), default=0)
 
     def end(self, request_id: str) -> None:
         self._loads.pop(request_id, None)
@@ -118,8 +118,8 @@ class LoadPipeline:
         for place, failure in failed.items():
             stored = load.stored.groups[place.group]
             key, extent = (
-                stored.keys[place.index - stored.first_chunk],
-                stored.extents[place.index - stored.first_chunk],
+                stored.keys[place.number - stored.first_chunk],
+                stored.extents[place.number - stored.first_chunk],
             )
             if failure.is_mismatch or self._read_failures.is_lost(key):
                 self._client.drop(key, extent, failure.reason)

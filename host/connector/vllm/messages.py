@@ -18,6 +18,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from meshfusion.dpu.api.types import Access, Attachment
 from meshfusion.host.connector.path_gate import PathState
 from meshfusion.host.kv.chunk_form import ChunkForm
+from meshfusion.host.path.block_layout import Runs
 from meshfusion.host.path.load_job import UnitFailure
 from meshfusion.host.pool_events import GrantedRun
 
@@ -99,13 +100,14 @@ class StepReport(KVConnectorWorkerMetadata):
 @dataclass
 class WorkerFacts(KVConnectorHandshakeMetadata):
     """Worker to scheduler, once: what was proven at start. ``identity`` is the digest of ``identity_json``; ``access``
-    is how this worker will reach the data (:class:`~meshfusion.dpu.api.types.Access`)."""
+    is how this worker will reach the data (:class:`~meshfusion.dpu.api.types.Access`), ``runs`` what of its memory."""
 
     identity: bytes
     identity_json: str
     form: ChunkForm
     hash_block_tokens: int
     block_count: int
+    runs: Runs
     access: str = Access.LOCAL.value
     selftest_bytes: int = 0
     extra: dict[str, str] = field(default_factory=dict)

@@ -67,7 +67,7 @@ class SavePipeline:
         run = self.saves.take(request.request_id, considered, chunks)
         if run is None:
             return []
-        self._pin(run, [block for chunk in run.chunks for block in blocks[chunk.group, chunk.index]])
+        self._pin(run, [block for chunk in run.chunks for block in blocks[chunk.group, chunk.number]])
         return [self._wish(run, request, identity)]
 
     def _considered(self, due: range, hash_count: int, tables: Sequence[Sequence[Any]]) -> range:
@@ -106,7 +106,7 @@ class SavePipeline:
             SaveOrder(
                 run.run_id,
                 tuple(chunk.group for chunk in granted),
-                tuple(chunk.index for chunk in granted),
+                tuple(chunk.number for chunk in granted),
                 tuple(chunk.block_ids for chunk in granted),
                 event.granted,
             )
@@ -206,7 +206,7 @@ class _Repeat(NamedTuple):
 
 def _columns(run: SaveRun) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Which chunks they are: groups and indexes."""
-    return tuple(chunk.group for chunk in run.chunks), tuple(chunk.index for chunk in run.chunks)
+    return tuple(chunk.group for chunk in run.chunks), tuple(chunk.number for chunk in run.chunks)
 
 
 def whole_bundles(

@@ -26,23 +26,21 @@ from meshfusion.host.connector.vllm.messages import (
     WorkerFacts,
 )
 from meshfusion.host.connector.vllm.path_slot import PathSlot
+from meshfusion.host.connector.vllm.proven_memory import prove_memory
 from meshfusion.host.kv.chunk_form import ChunkForm, form_of
 from meshfusion.host.kv.freshness import process_started_ns
 from meshfusion.host.kv.group_layout import GroupLayout
 from meshfusion.host.kv.identity import build_identity, hash_block_tokens
-from meshfusion.host.kv.layout import backing_memory, derive_layouts
-from meshfusion.host.kv.selftest import run_selftest
 from meshfusion.host.kv.support import served_rules
 from meshfusion.host.kv.weights import FileDigester, processor_fact, weights_fact
+from meshfusion.host.memory.kv_memory import KvMemory
+from meshfusion.host.path.block_layout import Runs
 from meshfusion.host.path.cpus import engine_cpus
 from meshfusion.host.path.data_path import DataPath
-from meshfusion.host.path.kernel_mover import KernelMover
 from meshfusion.host.path.load_job import LoadJob, LoadResult, UnitFailure, UnitRead
-from meshfusion.host.path.opening import Memory, PathOpener, access_of
-from meshfusion.host.path.probe import PathKind, choose, look_for_rdma, report_paths
+from meshfusion.host.path.opening import PathOpener, access_of
 from meshfusion.host.path.shards import ShardWrite, ShardWritten, WriteFate
-from meshfusion.jbof.digest import DigestKernels, load_kernels
-from meshfusion.jbof.errors import MediaError, MeshFusionError
+from meshfusion.jbof.errors import MeshFusionError
 from meshfusion.jbof.format import ChunkHeader
 
 logger = logging.getLogger("meshfusion.worker")
@@ -68,6 +66,7 @@ class WorkerSide:
         self._wanted = config.path.kind
         self._liveness: int | None = None  # held only while something is written: an idle engine holds up nobody
         self._slot: PathSlot | None = None
+        self._memory: KvMemory | None = None
         self._jobs: dict[str, tuple[LoadOrder, LoadJob | LoadResult]] = {}
         self._waiting_loads: dict[str, _WaitingLoad] = {}  # for the path that is being opened
         self._waiting_saves: list[SaveOrder] = []
@@ -82,13 +81,9 @@ class WorkerSide:
 
     def register(self, kv_caches: Mapping[str, torch.Tensor]) -> WorkerFacts:
         """Derive the layout, prove it, and compute the identity. Raises UnsupportedError at any doubt (rule 6)."""
-        check_path(self._wanted)
-        memory = backing_memory(kv_caches)
-        layouts = derive_layouts(self._kv_cache_config, kv_caches)
-        kernels = load_kernels(max(layout.unit_bytes for layout in layouts))
-        reports = [run_selftest(kv_caches, layout, memory, KernelMover(kernels)) for layout in layouts]
-        rules = served_rules(self._kv_cache_config)
-        self.use(memory, layouts, kernels, form_of(layouts, rules, chunk_min_bytes=self._config.chunk_min_bytes))
+        proven = prove_memory(self._kv_cache_config, kv_caches, self._wanted)
+        layouts, rules = proven.layouts, served_rules(self._kv_cache_config)
+        self.use(proven.memory, layouts, form_of(layouts, rules, chunk_min_bytes=self._config.chunk_min_bytes))
         model_config, load_config = self._vllm_config.model_config, self._vllm_config.load_config
         identity = build_identity(
             self._vllm_config,
@@ -106,9 +101,10 @@ class WorkerSide:
             processor=processor_fact(model_config, load_config),
         )
         logger.info(
-            "layout proven for %d KV group(s) on %d blocks each; identity %s; %d tokens a chunk; %s",
+            "layout proven for %d KV group(s) on %d blocks each of %s; identity %s; %d tokens a chunk; %s",
             len(layouts),
-            len(reports[0].blocks),
+            len(proven.reports[0].blocks),
+            proven.memory.place.device or "the host",
             identity.digest.hex()[:16],
             self._form.chunk_tokens,
             ", ".join(
@@ -122,23 +118,25 @@ class WorkerSide:
             form=self._form,
             hash_block_tokens=hash_block_tokens(self._vllm_config, self._kv_cache_config),
             block_count=layouts[0].block_count,
+            runs=Runs.of(proven.memory.place.address, layouts),
             access=access_of(self._wanted).value,
-            selftest_bytes=sum(report.bytes_moved for report in reports),
+            selftest_bytes=sum(report.bytes_moved for report in proven.reports),
         )
 
-    def use(self, memory: Memory, layouts: tuple[GroupLayout, ...], kernels: DigestKernels, form: ChunkForm) -> None:
-        """From now on this is the engine's KV memory, proven to be laid out like that."""
+    def use(self, memory: KvMemory, layouts: tuple[GroupLayout, ...], form: ChunkForm) -> None:
+        """From now on this is the engine's KV memory, proven to be laid out like that; it is closed at shutdown."""
+        self._memory = memory
         self._layouts = layouts
         self._form = form
         opener = PathOpener(
             memory=memory,
-            layout=layouts[0],
-            kernels=kernels,
-            units_per_shard=max(plan.kept_blocks_max for plan in form.plans),
+            layouts=layouts,
+            units_per_shard=tuple(plan.kept_blocks_max for plan in form.plans),
             load_threads=self._config.load_threads,
             direct_io=self._config.direct_io,
             cpus=engine_cpus(),
             is_digest_right=self._is_digest_right,
+            key_scope=self._config.key_scope,
         )
         self._slot = PathSlot(partial(opener.open, self._wanted))
 
@@ -222,6 +220,15 @@ class WorkerSide:
         is_quiet = self._slot.close(deadline_s=CLOSE_S) if self._slot is not None else True
         if is_quiet:
             self._let_go()  # else it stays held, so that nobody reuses what we may still write
+            self._close_memory()
+
+    def _close_memory(self) -> None:
+        memory, self._memory = self._memory, None
+        if memory is not None:
+            try:
+                memory.close()
+            except MeshFusionError:
+                logger.exception("the KV memory is not given up before the engine ends")
 
     # ---- the path ------------------------------------------------------------------------------------------------
 
@@ -269,7 +276,7 @@ class WorkerSide:
             return
         groups = (group for group, count in enumerate(order.unit_counts) for _ in range(count))
         units = [
-            UnitRead(lba, self._layouts[group].unit_bytes, block_id, digest)
+            UnitRead(lba, self._layouts[group].unit_bytes, block_id, digest, group)
             for group, lba, block_id, digest in zip(groups, order.lbas, order.block_ids, order.digests, strict=True)
         ]
         self._jobs[order.request_id] = (order, path.load(units, abandon_after_s=abandon_after_s))
@@ -385,12 +392,3 @@ class _RunUnderWay:
 class _WaitingLoad(NamedTuple):
     order: LoadOrder
     deadline_s: float
-
-
-def check_path(wanted: PathKind | None) -> None:
-    """Can this machine take the path that is asked for, as far as it shows before a pool is attached?
-
-    Raises :class:`~meshfusion.jbof.errors.UnsupportedError`.
-    """
-    if wanted is PathKind.RDMA:
-        choose(report_paths(MediaError("no pool is attached yet", next_step="-"), None, look_for_rdma()), wanted)

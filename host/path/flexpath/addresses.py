@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -9,11 +10,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from meshfusion.host.path.flexpath.link import OnEvent, PathInitiator, PathSpec
-from meshfusion.host.path.flexpath.locality import SYSFS, gpu_distance
+from meshfusion.host.path.flexpath.locality import SYSFS, Distance, gpu_distance
 from meshfusion.jbof.nvme.initiator import connect
+
+logger = logging.getLogger("meshfusion.path")
 
 # A path that is away for long is nothing to give up: the others work, and it is asked for again every few seconds.
 LOSS_TIMEOUT_S: Final = 1e6
+ROUTED: Final = "routed"
+"""In place of a network interface: whichever the kernel routes by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +57,10 @@ def path_specs(
     for address in addresses:
         weight = 1.0
         if gpu_pci_address is not None:
-            weight = gpu_distance(gpu_pci_address, address.net_device, sysfs=sysfs).weight
+            is_routed = address.net_device == ROUTED
+            distance = Distance.UNKNOWN if is_routed else gpu_distance(gpu_pci_address, address.net_device, sysfs=sysfs)
+            logger.info("path %s: %s to the GPU at %s", address.name, distance.name, gpu_pci_address)
+            weight = distance.weight
         specs.append(PathSpec(address.name, _Opener(address, subsystem_nqn, host_nqn, host_id, options), weight))
     return specs
 

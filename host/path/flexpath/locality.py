@@ -9,11 +9,14 @@ below its host bridge (Documentation/PCI/sysfs-pci.rst), and ``numa_node`` besid
 from __future__ import annotations
 
 import enum
+import logging
 import re
 from pathlib import Path
 from typing import Final
 
 from meshfusion.jbof.errors import ConfigError
+
+logger = logging.getLogger("meshfusion.path")
 
 SYSFS: Final = Path("/sys")
 _HOST_BRIDGE: Final = re.compile(r"pci[0-9a-f]{4,}:[0-9a-f]{2}")
@@ -37,6 +40,17 @@ class Distance(enum.Enum):
     @property
     def weight(self) -> float:
         return self.value
+
+
+def shown_gpu(pci_address: str, *, sysfs: Path = SYSFS) -> str | None:
+    """``pci_address`` if this machine shows such a device; None: there is no GPU, or nothing is known of its place,
+    which costs a preference (containers may see only a part of sysfs)."""
+    if not pci_address:
+        return None
+    if not (sysfs / "bus/pci/devices" / pci_address.lower()).exists():
+        logger.warning("sysfs does not show the GPU at %s: all paths count as equally near to it", pci_address)
+        return None
+    return pci_address
 
 
 def gpu_distance(gpu_pci_address: str, net_device: str, *, sysfs: Path = SYSFS) -> Distance:

@@ -11,6 +11,7 @@ import pytest
 from meshfusion.host.connector.config import OnUnsupported, parse_connector_config
 from meshfusion.jbof.config_problems import ConfigProblemsError
 from meshfusion.jbof.errors import ConfigError
+from meshfusion.jbof.nvme.key_scope import KeyScope
 
 POOL = {"pool": {"path": "/var/lib/meshfusion/pool"}}
 
@@ -221,6 +222,31 @@ def test_all_problems_at_once() -> None:
 def test_not_a_mapping_at_all(bad: object) -> None:
     with pytest.raises(ConfigError, match="must be a mapping"):
         parse_connector_config(bad)
+
+
+def test_block_without_direct_io_is_told_along_with_everything_else() -> None:
+    wrong = {"pool": {"path": "/tmp/x"}, "path": "block", "direct_io": False}
+    (alone,) = problems_of(wrong)
+    assert shown("path", "block") in alone
+    assert "O_DIRECT, which direct_io = false switches off" in alone
+    said = problems_of({**wrong, "load_threads": 0})
+    assert len(said) == 2
+    assert alone in said
+    for right in ({**wrong, "path": "staged"}, {**wrong, "direct_io": True}):
+        assert parse_connector_config(right).pool is not None
+
+
+def test_keys_for_each_command_are_for_rdma() -> None:
+    service = {"service": "unix:///run/meshfusion.sock"}
+    assert parse_connector_config(service).key_scope is KeyScope.REGION
+    assert parse_connector_config({**service, "path": "rdma", "key_scope": "command"}).key_scope is KeyScope.COMMAND
+    for path in ({}, {"path": "block"}):
+        (said,) = problems_of({**service, **path, "key_scope": "command"})
+        assert "key_scope" in said
+        assert "set path: rdma" in said
+    (said,) = problems_of({**service, "path": "rdma", "key_scope": "window"})
+    assert "region" in said
+    assert "command" in said
 
 
 def test_rdma_without_a_service_is_told_along_with_everything_else() -> None:

@@ -51,7 +51,7 @@ def ask(
 
 def chunks_of(runs: list[SaveRun]) -> list[int]:
     """The chunks of the request, counted from 0."""
-    return [chunk.index for run in runs for chunk in run.chunks]
+    return [chunk.number for run in runs for chunk in run.chunks]
 
 
 def hashes_of(run: SaveRun) -> list[bytes]:

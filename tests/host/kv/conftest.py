@@ -108,7 +108,9 @@ def hybrid_engine() -> Engine:
         ),
     }
     raw = torch.randint(-128, 128, (2 * HYBRID_BLOCKS * page,), dtype=torch.int8)
-    tensors, groups, caches = [], [], {}
+    tensors: list[Any] = []
+    groups: list[Any] = []
+    caches: dict[str, Any] = {}
     for stem, spec in specs.items():
         names = [f"{stem}0", f"{stem}1"]
         tensor = interface.KVCacheTensor(

@@ -32,8 +32,8 @@ def canonical_unit(caches: dict[str, torch.Tensor], block: int, ratio: int = 1) 
     )
 
 
-def unit_through_runs(layout: Any, memory: np.ndarray, block: int) -> bytes:
-    return b"".join(memory[at : at + layout.run_bytes].tobytes() for at in layout.run_offsets(block).tolist())
+def unit_through_runs(layout: Any, memory: torch.Tensor, block: int) -> bytes:
+    return b"".join(memory[at : at + layout.run_bytes].numpy().tobytes() for at in layout.run_offsets(block).tolist())
 
 
 @pytest.mark.parametrize(("name", "runs"), [("LBHNC", 3), ("BLHNC", 1)])
@@ -224,11 +224,12 @@ def test_other_refusals_name_the_layer(engine_factory: Factory) -> None:
         derive_layout(engine.config, {**engine.caches, first: engine.caches[first][:10]})
 
 
-def test_only_cpu_memory(engine_factory: Factory) -> None:
+def test_the_memory_is_the_engine_s_own_and_of_a_device_that_is_served(engine_factory: Factory) -> None:
     with pytest.raises(UnsupportedError, match="meta"):
         backing_memory({"a": torch.empty(4, device="meta")})
     engine = engine_factory()
     memory = backing_memory(engine.caches)
+    assert (memory.dtype, memory.shape, memory.device) == (torch.uint8, engine.raw.shape, engine.raw.device)
     memory[7] = 99
     assert engine.raw[7].item() == 99
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,11 +13,11 @@ import pytest
 import torch
 
 from meshfusion.host.memory.cuda_driver import CudaError, DmaBufMapping, in_context
-from meshfusion.host.memory.cuda_facts import CudaFacts, learn, whole_pages
+from meshfusion.host.memory.cuda_facts import CudaFacts, CudaPlace, learn, locate, whole_pages
 from meshfusion.host.memory.cuda_memory import CudaKvMemory
 from meshfusion.host.memory.libcuda import LibCuda, load_cuda
 from meshfusion.host.memory.opening import cuda_kv_memory
-from meshfusion.jbof.digest import DigestKernels, KeyTable, load_kernels
+from meshfusion.jbof.digest import DigestKernels, load_kernels
 from meshfusion.jbof.errors import UnsupportedError
 from meshfusion.jbof.nvme.memory import RegisteredRegion
 from meshfusion.jbof.nvme.registration import AddressRange, DmaBufRange, MemoryRange, deregister, register_range
@@ -38,8 +39,12 @@ class Bench:
     memory: CudaKvMemory
 
     @property
+    def place(self) -> CudaPlace:
+        return locate(self.driver, self.tensor.data_ptr(), self.tensor.numel())
+
+    @property
     def facts(self) -> CudaFacts:
-        return learn(self.driver, self.tensor.data_ptr(), self.tensor.numel())
+        return learn(self.driver, self.place)
 
     def expected(self, kernels: DigestKernels, block_ids: list[int]) -> list[bytes]:
         layout = self.kv.layout
@@ -52,7 +57,7 @@ def kernels() -> DigestKernels:
 
 
 @pytest.fixture
-def bench() -> Iterator[Bench]:
+def bench(kernels: DigestKernels) -> Iterator[Bench]:
     driver = load_cuda()
     kv = layer_outermost(page_bytes=100_004)
     kv.fill(7)
@@ -60,7 +65,7 @@ def bench() -> Iterator[Bench]:
     tensor = raw[LEAD_BYTES:]
     tensor.copy_(torch.from_numpy(kv.memory))
     torch.cuda.synchronize()
-    memory = cuda_kv_memory(tensor, KeyTable.for_bytes(MAX_BYTES), driver)
+    memory = cuda_kv_memory(tensor, kernels, driver)
     yield Bench(driver, kv, tensor, memory)
     memory.close()
 
@@ -71,18 +76,18 @@ def test_digests_on_the_device_are_those_of_the_host(bench: Bench, kernels: Dige
 
 
 def test_what_the_driver_says_of_memory_of_torch(bench: Bench) -> None:
-    facts = bench.facts
-    assert facts.context != 0
-    assert facts.allocation.address <= bench.tensor.data_ptr()
-    assert facts.allocation.end >= bench.tensor.data_ptr() + bench.tensor.numel()
+    place = bench.place
+    assert place.context != 0
+    assert place.allocation.address <= bench.tensor.data_ptr()
+    assert place.allocation.end >= bench.tensor.data_ptr() + bench.tensor.numel()
+    assert (Path("/sys/bus/pci/devices") / place.pci_address).exists()
 
 
 def test_a_dma_buf_has_the_size_of_its_pages(bench: Bench) -> None:
-    facts = bench.facts
-    if not facts.takes_dma_buf:
+    if not bench.facts.takes_dma_buf:
         pytest.skip("needs hardware: a CUDA device with dma-buf support")
-    pages = whole_pages(bench.tensor.data_ptr(), bench.tensor.numel(), facts.allocation)
-    with in_context(bench.driver, facts.context):
+    pages = whole_pages(bench.tensor.data_ptr(), bench.tensor.numel(), bench.place.allocation)
+    with in_context(bench.driver, bench.place.context):
         fd = bench.driver.export_dma_buf(pages.address, pages.length_bytes, DmaBufMapping.DEFAULT)
         assert os.lseek(fd, 0, os.SEEK_END) == pages.length_bytes
         bench.driver.close_dma_buf(fd)
@@ -109,9 +114,9 @@ def test_a_point_in_the_work_is_reached_after_the_work_before_it(bench: Bench, k
 def test_memory_of_the_host_is_refused(bench: Bench) -> None:
     pinned = torch.zeros(1 << 20, dtype=torch.uint8).pin_memory()
     with pytest.raises(UnsupportedError, match="not memory of a device"):
-        learn(bench.driver, pinned.data_ptr(), pinned.numel())
+        locate(bench.driver, pinned.data_ptr(), pinned.numel())
     with pytest.raises(UnsupportedError):
-        learn(bench.driver, np.zeros(4096, np.uint8).ctypes.data, 4096)
+        locate(bench.driver, np.zeros(4096, np.uint8).ctypes.data, 4096)
 
 
 # ---- with an RDMA device ---------------------------------------------------------------------------------------------

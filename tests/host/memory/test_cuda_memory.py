@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from meshfusion.host.memory.cuda_driver import Allocation, CudaError, DeviceAttribute, PointerAttribute, RdmaOrder
 from meshfusion.host.memory.cuda_driver import DmaBufMapping as Mapping
-from meshfusion.host.memory.cuda_facts import has_peermem, learn, whole_pages
+from meshfusion.host.memory.cuda_facts import CudaFacts, has_peermem, learn, locate, whole_pages
 from meshfusion.host.memory.cuda_memory import Way
 from meshfusion.host.path.shards import WriteFate
 from meshfusion.jbof.digest import load_kernels
@@ -32,6 +32,10 @@ NO_DMA_BUFS = {"takes_dma_bufs": False, "facts": {"takes_peermem": True}}
 def peermem(tmp_path: Path) -> Path:
     (tmp_path / "nvidia_peermem").mkdir()
     return tmp_path
+
+
+def facts_of(gpu: FakeCuda, address: int, length_bytes: int, **options: Any) -> CudaFacts:
+    return learn(gpu, locate(gpu, address, length_bytes), **options)
 
 
 def memory_of(gpu: FakeCuda, **facts: Any) -> tuple[KvMemory, Any]:
@@ -148,6 +152,42 @@ def test_a_save_waits_for_work_before_it_and_not_for_work_after_it() -> None:
         assert r.save([0]).fate is WriteFate.DURABLE
 
 
+def test_a_load_waits_for_what_the_engine_still_does_with_its_blocks() -> None:
+    """No order is kept between an RDMA device and work that was issued before."""
+    with cuda_rig() as r:
+        reads = r.saved([1])
+        expected, asked = r.kv.unit(1), len(r.namespace.log)
+        r.gpu.lazy = True
+        runs = r.kv.layout.run_offsets(7)
+        r.gpu.launch(r.kv.memory.ctypes.data + int(runs[0]), b"of a former request")
+        job = r.path.load(into(reads, [7]), abandon_after_s=10)
+        time.sleep(0.05)
+        assert len(r.namespace.log) == asked
+        r.gpu.run()
+        assert wait(job).failures == ()
+        assert r.kv.unit(7) == expected
+
+
+def test_work_that_does_not_end_fails_the_load_at_its_deadline() -> None:
+    with cuda_rig() as r:
+        reads = r.saved([1])
+        r.gpu.lazy = True
+        r.gpu.launch(r.kv.memory.ctypes.data + int(r.kv.layout.run_offsets(7)[0]), b"never")
+        job = r.path.load(into(reads, [7]), abandon_after_s=0.05)
+        assert [f.is_mismatch for f in wait(job).failures] == [False]
+        r.gpu.run()
+
+
+def test_points_that_nobody_waits_for_do_not_pile_up() -> None:
+    gpu = FakeCuda()
+    _, memory = memory_of(gpu)
+    for _ in range(500):
+        memory.produced()
+    assert len(gpu._events) <= 40
+    memory.close()
+    gpu.assert_nothing_left()
+
+
 def test_a_batch_of_nothing_records_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     with cuda_rig() as r:
         monkeypatch.setattr(r.memory, "produced", lambda: pytest.fail("it was asked"))
@@ -163,6 +203,7 @@ def test_reading_before_the_work_is_done_is_noticed(monkeypatch: pytest.MonkeyPa
         result = r.save([0])
         assert result.fate is WriteFate.FAILED
         assert "before the work that fills it was done" in result.reason
+        gpu.run()
 
 
 def test_an_event_that_cannot_be_recorded_fails_the_save(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -324,23 +365,25 @@ def test_what_cannot_be_proven_is_refused(
     gpu = FakeCuda(pointer_attributes=pointer, device_attributes=device)
     array = gpu.allocate(10_000)
     with pytest.raises(UnsupportedError, match=reason) as caught:
-        learn(gpu, array.ctypes.data, 10_000)
-    assert "staged path" in caught.value.next_step
+        facts_of(gpu, array.ctypes.data, 10_000)
+    is_of_rdma = "RDMA" in reason
+    assert ("cannot be given to RDMA devices" in caught.value.message) == is_of_rdma
+    assert ("staged path" in caught.value.next_step) == is_of_rdma
 
 
 def test_memory_of_several_allocations_or_of_none_is_refused() -> None:
     gpu = FakeCuda()
     array = gpu.allocate(8192)
     with pytest.raises(UnsupportedError, match=r"8193 bytes .* are not in one allocation"):
-        learn(gpu, array.ctypes.data, 8193)
+        facts_of(gpu, array.ctypes.data, 8193)
     with pytest.raises(UnsupportedError, match="CUDA_ERROR_INVALID_VALUE"):
-        learn(gpu, 4096, 1)
+        facts_of(gpu, 4096, 1)
 
 
 def test_an_order_by_the_device_needs_no_flush(peermem: Path) -> None:
     for order in RdmaOrder:
         gpu = FakeCuda(order=order)
-        facts = learn(gpu, gpu.allocate(10_000).ctypes.data, 10_000, sys_module=peermem)
+        facts = facts_of(gpu, gpu.allocate(10_000).ctypes.data, 10_000, sys_module=peermem)
         assert facts.needs_flush == (order is RdmaOrder.NONE)
         assert (facts.takes_dma_buf, facts.takes_peermem) == (True, True)
 
@@ -349,7 +392,7 @@ def test_peermem_needs_its_module_and_its_device(peermem: Path, tmp_path: Path) 
     assert has_peermem(peermem)
     assert not has_peermem(tmp_path / "nowhere")
     gpu = FakeCuda(device_attributes={DeviceAttribute.GPU_DIRECT_RDMA_SUPPORTED: 0})
-    assert not learn(gpu, gpu.allocate(64).ctypes.data, 64, sys_module=peermem).takes_peermem
+    assert not facts_of(gpu, gpu.allocate(64).ctypes.data, 64, sys_module=peermem).takes_peermem
 
 
 @given(st.integers(0, 40_000), st.integers(1, 40_000), st.sampled_from([4096, 65536]))

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from meshfusion.host.memory.cuda_driver import PointerAttribute
 from meshfusion.host.memory.host_memory import ALREADY_PRODUCED, HostKvMemory
+from meshfusion.host.memory.kv_memory import MemoryPlace
 from meshfusion.host.memory.opening import cuda_kv_memory, kv_memory_of
-from meshfusion.jbof.digest import DigestKernels, KeyTable, load_kernels
+from meshfusion.jbof.digest import DigestKernels, load_kernels
 from meshfusion.jbof.errors import UnsupportedError
 from tests.host.support.fake_cuda import FakeCuda
 from tests.host.support.kv_memory import layer_outermost
@@ -50,15 +52,27 @@ def test_a_tensor_of_the_host_is_served_without_a_copy(kernels: DigestKernels) -
 
 
 def test_another_device_is_refused_by_its_name(kernels: DigestKernels) -> None:
-    with pytest.raises(UnsupportedError, match="KV memory on meta cannot be given"):
+    with pytest.raises(UnsupportedError, match="KV memory on meta is not served"):
         kv_memory_of(torch.empty(4096, dtype=torch.uint8, device="meta"), kernels)
 
 
-def test_cuda_memory_is_asked_about_at_its_address() -> None:
+def test_cuda_memory_is_asked_about_at_its_address(kernels: DigestKernels) -> None:
     gpu = FakeCuda()
     array = gpu.allocate(8192)
-    memory = cuda_kv_memory(torch.from_numpy(array), KeyTable.for_bytes(4096), gpu)
+    memory = cuda_kv_memory(torch.from_numpy(array), kernels, gpu)
+    assert memory.place == MemoryPlace(array.ctypes.data, 8192, "cuda:3", "0000:3b:00.0")
     assert gpu.sync_memops == {array.ctypes.data}
     memory.close()
     with pytest.raises(UnsupportedError, match="CUDA_ERROR_INVALID_VALUE"):
-        cuda_kv_memory(torch.zeros(8192, dtype=torch.uint8), KeyTable.for_bytes(4096), gpu)
+        cuda_kv_memory(torch.zeros(8192, dtype=torch.uint8), kernels, gpu)
+
+
+def test_cuda_memory_that_rdma_devices_cannot_reach_can_be_staged(kernels: DigestKernels) -> None:
+    gpu = FakeCuda(pointer_attributes={PointerAttribute.IS_GPU_DIRECT_RDMA_CAPABLE: 0})
+    memory = cuda_kv_memory(torch.from_numpy(gpu.allocate(8192)), kernels, gpu)
+    with pytest.raises(UnsupportedError, match="not allocated for GPUDirect RDMA") as caught:
+        memory.register(MemoryNamespace(0))
+    assert "staged path" in caught.value.next_step
+    memory.staging(4096).close()
+    memory.close()
+    gpu.assert_nothing_left()

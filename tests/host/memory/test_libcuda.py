@@ -11,7 +11,7 @@ import importlib.util
 import os
 import re
 from collections.abc import Callable
-from ctypes import c_char_p, c_int, c_size_t, c_uint, c_ulonglong, c_void_p
+from ctypes import c_char, c_char_p, c_int, c_size_t, c_uint, c_ulonglong, c_void_p
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +75,7 @@ def test_enumerations_are_those_of_the_header(header: str, kind: type[enum.IntEn
         (libcuda._CURRENT_CONTEXT, "CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX"),
         (libcuda._TO_OWNER, "CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER"),
         (libcuda._DISABLE_TIMING, "CU_EVENT_DISABLE_TIMING"),
+        (libcuda._NON_BLOCKING, "CU_STREAM_NON_BLOCKING"),
     ],
 )
 def test_constants_are_those_of_the_header(header: str, ours: int, name: str) -> None:
@@ -94,6 +95,8 @@ C_TYPES = {
     "void *": c_void_p,
     "const void *": c_void_p,
     "int *": ctypes.POINTER(c_int),
+    "char *": c_char_p,
+    "CUstream *": ctypes.POINTER(c_void_p),
     "size_t *": ctypes.POINTER(c_size_t),
     "CUdeviceptr *": ctypes.POINTER(c_ulonglong),
     "CUcontext *": ctypes.POINTER(c_void_p),
@@ -106,7 +109,9 @@ C_TYPES = {
 def test_prototypes_are_those_of_the_header(header: str, name: str) -> None:
     plain = name.removesuffix("_v2")
     if name != plain:
-        assert re.search(rf"#define {plain}\s+{name}\b", header), "the version that the header means by the plain name"
+        # Copies have another version for those who ask for a default stream per thread.
+        meant = rf"#define {plain}\s+(__CUDA_API_PTSZ\()?{name}\b"
+        assert re.search(meant, header), "the version that the header means by the plain name"
     declared = re.search(rf"^CUresult CUDAAPI {plain}\(([^)]*)\);", header, re.MULTILINE)
     assert declared is not None
     found = []
@@ -136,12 +141,15 @@ class Library:
             "cuMemGetAddressRange_v2": self._range,
             "cuMemGetHandleForAddressRange": lambda to, *_: _put(to, c_int, 77),
             "cuEventCreate": lambda to, flags: _put(to, c_void_p, HANDLE),
+            "cuStreamCreate": lambda to, flags: _put(to, c_void_p, HANDLE),
+            "cuDeviceGetPCIBusId": lambda to, *_: _put(to, c_char * 13, b"0000:3B:00.0"),
             "cuCtxPopCurrent_v2": lambda to: _put(to, c_void_p, HANDLE),
         }
         for name, arguments in libcuda._PROTOTYPES.items():
             if name != lacks:
                 # Pointers arrive as addresses.
-                types = [c_void_p if issubclass(kind, ctypes._Pointer) else kind for kind in arguments]
+                is_pointer = [issubclass(kind, ctypes._Pointer) or kind is c_char_p for kind in arguments]
+                types = [c_void_p if pointer else kind for kind, pointer in zip(arguments, is_pointer, strict=True)]
                 setattr(self, name, self._function(name, types, answers.get(name, lambda *_: None)))
 
     def _function(self, name: str, types: list[Any], answer: Callable[..., None]) -> Any:
@@ -235,6 +243,32 @@ def test_contexts_events_and_flushes(cuda: LibCuda, library: Library) -> None:
         ("cuEventDestroy_v2", HANDLE),
     ]
     assert library.log[-1][0] == "cuCtxPopCurrent_v2"
+
+
+def test_copies_go_between_pinned_memory_and_the_device_in_a_stream_of_their_own(
+    cuda: LibCuda, library: Library
+) -> None:
+    host = ADDRESS + (1 << 40)
+    stream = cuda.create_stream()
+    cuda.pin_host(host, 1 << 33)
+    cuda.copy_to_device(ADDRESS, host, 1 << 32, stream)
+    cuda.copy_from_device(host, ADDRESS, 1 << 32, stream)
+    cuda.unpin_host(host)
+    cuda.destroy_stream(stream)
+    assert library.log[0][0] == "cuStreamCreate"
+    assert library.log[0][2] == 1
+    assert library.log[1:] == [
+        ("cuMemHostRegister_v2", host, 1 << 33, 0),
+        ("cuMemcpyHtoDAsync_v2", ADDRESS, host, 1 << 32, HANDLE),
+        ("cuMemcpyDtoHAsync_v2", host, ADDRESS, 1 << 32, HANDLE),
+        ("cuMemHostUnregister", host),
+        ("cuStreamDestroy_v2", HANDLE),
+    ]
+
+
+def test_the_pci_address_is_spelled_as_sysfs_does(cuda: LibCuda, library: Library) -> None:
+    assert cuda.pci_address(3) == "0000:3b:00.0"
+    assert library.log[-1][2:] == (32, 3)
 
 
 def test_errors_have_the_driver_s_name_and_the_call_s(cuda: LibCuda, library: Library) -> None:

@@ -85,7 +85,7 @@ def save(path: DataPath) -> ShardWritten:
 @pytest.mark.parametrize("error", [MediaError("no memory can be registered", next_step="-"), RuntimeError("no memory")])
 def test_without_movers_everything_fails_at_once_until_there_are_some(error: Exception) -> None:
     medium = RefusingMedium(error)
-    path = DataPath(medium, unit_bytes=UNIT_BYTES, lba_bytes=4096, load_threads=1)
+    path = DataPath(medium, unit_bytes=(UNIT_BYTES,), lba_bytes=4096, load_threads=1)
     until(lambda: medium.asked >= 2)
     (failure,) = load(path).failures
     assert "no memory" in failure.reason
@@ -102,6 +102,6 @@ def test_without_movers_everything_fails_at_once_until_there_are_some(error: Exc
 
 def test_a_path_that_is_closed_before_its_movers_were_made_closes_its_medium() -> None:
     medium = RefusingMedium(MediaError("the initiator is closed", next_step="-"))
-    path = DataPath(medium, unit_bytes=UNIT_BYTES, lba_bytes=4096, load_threads=2)
+    path = DataPath(medium, unit_bytes=(UNIT_BYTES,), lba_bytes=4096, load_threads=2)
     assert path.close()
     assert medium.closed.wait(5), "the engine's memory stays registered"

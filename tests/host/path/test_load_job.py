@@ -68,3 +68,19 @@ def test_any_order(steps: list[str]) -> None:
             assert done == len(UNITS) or not may_enter or now_s >= job.deadline_s
             assert {f.index for f in result.failures} == {0} | set(range(done, len(UNITS)))
         may_enter = may_enter and (now_s < job.deadline_s or done == len(UNITS))
+
+
+def test_a_unit_that_was_refused_is_not_taken_for_loaded_while_another_is_written() -> None:
+    """The outcome is not told yet, so that what is said of the refused unit counts."""
+    job = LoadJob(UNITS[:2], deadline_s=10.0, now_s=0.0)
+    assert job.enter()
+    assert job.result(10.0) is None
+    assert not job.enter(), "its time is over"
+    job.done(range(1, 2), job.refused(1, 1))
+    job.done(range(1), [None])
+    job.leave()
+    result = job.result(10.1)
+    assert result is not None
+    assert [(f.index, f.is_mismatch, f.reason) for f in result.failures] == [
+        (1, False, "abandoned: it ran over its time")
+    ]

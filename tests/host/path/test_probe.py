@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import errno
 import itertools
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from meshfusion.host.memory.kv_memory import MemoryPlace
 from meshfusion.host.path import probe
 from meshfusion.host.path.block_layout import DataSight, look_at_data, look_at_folder
 from meshfusion.host.path.probe import (
+    DEVICE_MEMORY_PREFERENCE,
     KvTarget,
     PathAnswer,
     PathKind,
@@ -24,6 +28,7 @@ from meshfusion.host.path.probe import (
 from meshfusion.jbof.errors import UnsupportedError
 from meshfusion.jbof.format import LBA_BYTES
 from meshfusion.jbof.media.direct import ASSUMED_ALIGNMENT, DirectAlignment
+from meshfusion.jbof.media.fabrics import FabricsLink
 from meshfusion.jbof.media.faults import DataFileError, MediaFault
 from meshfusion.jbof.media.file import open_data_file
 from tests.host.support.kv_memory import layer_outermost
@@ -35,10 +40,12 @@ UP = RdmaPort("mlx5_0", 1, "ACTIVE", "Ethernet")
 DOWN = RdmaPort("mlx5_1", 1, "DOWN", "InfiniBand")
 NO_VERBS = UnsupportedError("pyverbs, which NVMe/RDMA needs, cannot be used: none", next_step="apt install it")
 NO_RDMA = RdmaSight((), NO_VERBS)
+NO_GPUDIRECT = UnsupportedError("it was not allocated for GPUDirect RDMA", next_step="Use the staged path.")
 
 
-def target(page_bytes: int, address: int = 0x10000) -> KvTarget:
-    return KvTarget(address, layer_outermost(page_bytes=page_bytes, gap_bytes=0, lead_bytes=0).layout)
+def target(page_bytes: int, address: int = 0x10000, **place: Any) -> KvTarget:
+    layout = layer_outermost(page_bytes=page_bytes, gap_bytes=0, lead_bytes=0).layout
+    return KvTarget(MemoryPlace(address, layout.memory_bytes, **place), (layout,))
 
 
 def possible(report: PathReport) -> set[str]:
@@ -57,6 +64,9 @@ def possible(report: PathReport) -> set[str]:
         (CLOSED, target(4096), RdmaSight((DOWN, UP), None), {"rdma"}),
         (CLOSED, None, RdmaSight((UP,), NO_VERBS), set()),
         (CLOSED, None, RdmaSight((), None), set()),
+        (DIRECT, target(4096, device="cuda:0"), RdmaSight((UP,), None), {"rdma", "staged"}),
+        (CLOSED, target(4096, device="cuda:0"), NO_RDMA, set()),
+        (DIRECT, target(4096, device="cuda:0", rdma_error=NO_GPUDIRECT), RdmaSight((UP,), None), {"staged"}),
     ],
 )
 def test_what_is_possible(
@@ -85,6 +95,22 @@ def test_the_report_says_why_and_what_to_do() -> None:
     assert report.answer(PathKind.BLOCK).next_step == CLOSED.next_step
 
 
+def test_what_a_device_s_memory_lacks_is_told() -> None:
+    on_device = target(4096, device="cuda:0", rdma_error=NO_GPUDIRECT)
+    for data in (DIRECT, CLOSED):
+        block = report_paths(data, on_device, RdmaSight((UP,), None)).answer(PathKind.BLOCK)
+        assert "the KV memory lies on cuda:0" in block.reason
+        assert "cuFile" in block.reason
+        assert "staged" in block.next_step
+    rdma = report_paths(DIRECT, on_device, RdmaSight((UP,), None)).answer(PathKind.RDMA)
+    assert (rdma.reason, rdma.next_step) == (NO_GPUDIRECT.message, NO_GPUDIRECT.next_step)
+
+
+def test_on_a_device_s_memory_auto_goes_past_the_host_where_it_can() -> None:
+    assert choose(report_of(tuple(PathKind)), None, DEVICE_MEMORY_PREFERENCE) is PathKind.RDMA
+    assert choose(report_of((PathKind.STAGED, PathKind.BLOCK)), None, DEVICE_MEMORY_PREFERENCE) is PathKind.STAGED
+
+
 def test_what_block_asks_for_is_told() -> None:
     told = report_paths(DIRECT, None, NO_RDMA).answer(PathKind.BLOCK).reason
     assert told == ("O_DIRECT works on /pool/data; for KV layouts with runs of whole 512 bytes, at multiples of 4")
@@ -92,6 +118,24 @@ def test_what_block_asks_for_is_told() -> None:
     assert "the KV layout has runs of whole 512 bytes" in kept
     unknown = DataSight(Path("/pool/data"), True, "", ASSUMED_ALIGNMENT)
     assert "4096 (assumed" in report_paths(unknown, None, NO_RDMA).answer(PathKind.BLOCK).reason
+
+
+@pytest.mark.parametrize(
+    ("wait_s", "block_is_possible", "words"),
+    [
+        (5, True, "over NVMe/tcp (nvme0), I/O fails 5 s after a connection is lost"),
+        (600, False, "over NVMe/tcp (nvme0), I/O fails 600 s after a connection is lost"),
+        (None, False, "over NVMe/tcp (nvme0), I/O waits for a lost connection for ever"),
+    ],
+)
+def test_what_lies_behind_the_kernels_initiator_is_told(
+    wait_s: int | None, block_is_possible: bool, words: str
+) -> None:
+    report = report_paths(replace(DIRECT, fabrics=(FabricsLink("nvme0", "tcp", wait_s),)), None, NO_RDMA)
+    assert possible(report) == ({"block", "staged"} if block_is_possible else {"staged"})
+    assert words in report.answer(PathKind.STAGED).reason
+    assert (words in report.answer(PathKind.BLOCK).reason) is block_is_possible
+    assert ("fast_io_fail_tmo" in report.answer(PathKind.BLOCK).next_step) is not block_is_possible
 
 
 # ---- the choice ----------------------------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ class Rig:
             namespace,
             NSID,
             HostKvMemory(kv.memory, kernels),
-            kv.layout,
+            (kv.layout,),
             lba_bytes=LBA_BYTES,
             load_threads=options.pop("load_threads", 2),
             read_bytes=options.pop("read_bytes", 64 << 10),

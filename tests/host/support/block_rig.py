@@ -23,7 +23,7 @@ class BlockRig(Rig):
         return block_path(
             self.file,
             self.kv.memory,
-            self.kv.layout,
+            (self.kv.layout,),
             kernels,
             lba_bytes=LBA_BYTES,
             load_threads=options.pop("load_threads", 2),

@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 
-from meshfusion.host.memory.cuda_facts import learn
+from meshfusion.host.memory.cuda_facts import learn, locate
 from meshfusion.host.memory.cuda_memory import CudaKvMemory
 from meshfusion.host.memory.torch_digest import TorchDigest
 from meshfusion.host.path.load_job import UnitRead
 from meshfusion.host.path.rdma import rdma_path
 from meshfusion.host.path.shards import ShardWritten
-from meshfusion.jbof.digest import KeyTable
+from meshfusion.jbof.digest import KeyTable, load_kernels
 from meshfusion.jbof.errors import MediaError, UnsupportedError
 from meshfusion.jbof.format import LBA_BYTES
 from meshfusion.jbof.nvme.memory import RegisteredRegion
@@ -30,7 +30,7 @@ from tests.host.support.waiting import until
 
 MAX_UNITS = 8
 FIRST_LBA = 64
-KEYS = KeyTable.for_bytes(64 << 10)
+MAX_BYTES = 64 << 10
 
 
 @dataclass
@@ -94,11 +94,20 @@ def device_kv(gpu: FakeCuda, kv: KvMemory, *, lead_bytes: int = 0) -> KvMemory:
 
 
 def cuda_memory(gpu: FakeCuda, kv: KvMemory, **options: Any) -> CudaKvMemory:
-    address, length_bytes = kv.memory.ctypes.data, kv.memory.nbytes
-    facts = replace(learn(gpu, address, length_bytes), **options)
-    digests = TorchDigest(torch.from_numpy(kv.memory), KEYS)
+    return cuda_memory_of(gpu, torch.from_numpy(kv.memory), **options)
+
+
+def cuda_memory_of(gpu: FakeCuda, memory: torch.Tensor, **options: Any) -> CudaKvMemory:
+    """``options``: facts that are told instead of what is so."""
+    place = locate(gpu, memory.data_ptr(), memory.numel())
     return CudaKvMemory(
-        gpu, facts, address, length_bytes, owner=kv.memory, digests=digests, current_stream=lambda: STREAM
+        gpu,
+        place,
+        replace(learn(gpu, place), **options),
+        owner=memory,
+        digests=TorchDigest(memory, KeyTable.for_bytes(MAX_BYTES)),
+        kernels=load_kernels(MAX_BYTES),
+        current_stream=lambda: STREAM,
     )
 
 
@@ -114,7 +123,7 @@ class CudaRig:
             self.namespace,
             NSID,
             self.memory,
-            self.kv.layout,
+            (self.kv.layout,),
             lba_bytes=LBA_BYTES,
             load_threads=2,
             read_bytes=64 << 10,

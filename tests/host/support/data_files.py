@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -25,6 +26,7 @@ def open_new_file(path: Path, size_bytes: int = 4 << 20, *, kind: type[DataFile]
         direct=opened.direct,
         reason=opened.direct_reason,
         alignment=opened.alignment,
+        fabrics=opened.fabrics,
     )
 
 
@@ -98,3 +100,14 @@ class UnrulyFile(DataFile):
 
 def media_error(message: str) -> MediaError:
     return MediaError(message, next_step="replace the drive")
+
+
+def flip_bit(path: Path, at_byte: int) -> None:
+    """On the medium, behind everybody's back."""
+    with path.open("r+b") as raw:
+        raw.seek(at_byte)
+        byte = raw.read(1)[0]
+        raw.seek(at_byte)
+        raw.write(bytes([byte ^ 0x80]))
+        raw.flush()
+        os.fsync(raw.fileno())

@@ -2,7 +2,8 @@
 
 Device memory lies at real addresses, so that digests can be computed in it. What would be wrong on a device is wrong
 here: RDMA writes that nobody flushed are not seen, a read before the work that fills the memory trips an assertion, and
-so does giving anything up twice, too early, or never (:meth:`FakeCuda.assert_nothing_left`).
+so does giving anything up twice, too early, or never (:meth:`FakeCuda.assert_nothing_left`). Copies are work of their
+stream: they take from memory what it holds when they are done, and are seen only then.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from meshfusion.jbof.media.buffer import AlignedBuffer
 
 CONTEXT, OTHER_CONTEXT = 0xC0DE, 0xBAD
 STREAM = 0x57
+PCI_ADDRESS = "0000:3b:00.0"
 
 T = TypeVar("T")
 
@@ -37,10 +39,23 @@ _D, _P = DeviceAttribute, PointerAttribute
 
 
 class _Work(NamedTuple):
-    """Of a stream: fill memory."""
+    """Of a stream: fill memory with ``data``, or with what ``source`` holds by then."""
 
     address: int
     data: bytes
+    source: int = 0
+    copied_bytes: int = 0
+
+    @property
+    def filled(self) -> Allocation:
+        return Allocation(self.address, len(self.data) or self.copied_bytes)
+
+    @property
+    def read(self) -> Allocation:
+        return Allocation(self.source, self.copied_bytes)
+
+    def do(self) -> None:
+        ctypes.memmove(self.address, self.data if self.data else self.source, self.filled.length_bytes)
 
 
 class _Event(NamedTuple):
@@ -67,6 +82,9 @@ class FakeCuda:
     flush_count: int = 0
     sync_memops: set[int] = field(default_factory=set)
     unflushed: list[_Work] = field(default_factory=list)
+    pinned: dict[int, Allocation] = field(default_factory=dict)
+    copy_count: int = 0
+    streams: set[int] = field(default_factory=lambda: {STREAM})
     _allocations: dict[int, tuple[Allocation, AlignedBuffer]] = field(default_factory=dict)
     _work: dict[int, list[_Work]] = field(default_factory=dict)
     _done: dict[int, int] = field(default_factory=dict)
@@ -88,21 +106,31 @@ class FakeCuda:
         """The allocation that ``array`` lies in."""
         found = self._allocation_of(array.ctypes.data)
         assert found is not None, "freed twice"
-        gone, _ = self._allocations.pop(found.address)
+        gone, _ = self._allocations[found.address]
         for kind in (self.exported, self._registered):
             for known in kind.values():
                 assert not _overlap(gone, known), "memory was freed that others may still reach"
+        self._assert_unused(gone, "memory was freed under a copy")
+        del self._allocations[found.address]
 
     def launch(self, address: int, data: bytes, stream: int = STREAM) -> None:
         """A kernel that fills memory, some time."""
-        self._work.setdefault(stream, []).append(_Work(address, data))
+        with self._lock:
+            self._work.setdefault(stream, []).append(_Work(address, data))
 
     def run(self, stream: int = STREAM, count: int = 1_000_000) -> None:
         with self._lock:
             work, done = self._work.get(stream, []), self._done.get(stream, 0)
-            for address, data in work[done : done + count]:
-                ctypes.memmove(address, data, len(data))
+            for one in work[done : done + count]:
+                if self.is_device_memory(one.source):
+                    self._assert_filled(one.read, stream)
+                one.do()
             self._done[stream] = min(len(work), done + count)
+
+    def run_copies(self, count: int = 1_000_000) -> None:
+        """The work of all streams that are not the engine's."""
+        for stream in self.streams - {STREAM}:
+            self.run(stream, count)
 
     # ---- what an RDMA device does --------------------------------------------------------------------------------
 
@@ -127,18 +155,14 @@ class FakeCuda:
     def land(self) -> None:
         """What was on its way inside of the machine arrives, whoever has the memory by now."""
         with self._lock:
-            for address, data in self.unflushed:
-                ctypes.memmove(address, data, len(data))
+            for one in self.unflushed:
+                one.do()
             self.unflushed.clear()
 
     def rdma_read(self, address: int, length_bytes: int) -> bytes:
         assert self._allocation_of(address) is not None, "an RDMA device read memory that was freed"
-        wanted = Allocation(address, length_bytes)
         with self._lock:
-            for stream, works in self._work.items():
-                for work in works[self._done.get(stream, 0) :]:
-                    is_filled = _overlap(wanted, Allocation(work.address, len(work.data)))
-                    assert not is_filled, "an RDMA device read memory before the work that fills it was done"
+            self._assert_filled(Allocation(address, length_bytes), None)
             return ctypes.string_at(address, length_bytes)
 
     # ---- the driver's calls --------------------------------------------------------------------------------------
@@ -164,6 +188,10 @@ class FakeCuda:
             _P.IS_GPU_DIRECT_RDMA_CAPABLE: 1,
         }
         return (values | self.pointer_attributes)[attribute]
+
+    def pci_address(self, device: int) -> str:
+        assert device == 3
+        return PCI_ADDRESS
 
     def allocation(self, address: int) -> Allocation:
         self._in_context("cuMemGetAddressRange")
@@ -205,6 +233,47 @@ class FakeCuda:
         self.flush_count += 1
         self.land()
 
+    def create_stream(self) -> int:
+        self._in_context("cuStreamCreate")
+        with self._lock:
+            self._numbers += 1
+            self.streams.add(self._numbers)
+            return self._numbers
+
+    def destroy_stream(self, stream: int) -> None:
+        self._in_context("cuStreamDestroy")
+        assert not self._left_of(stream), "a stream was destroyed before its work was done"
+        self.streams.remove(stream)
+
+    def pin_host(self, address: int, length_bytes: int) -> None:
+        self._in_context("cuMemHostRegister")
+        assert not self.is_device_memory(address)
+        if address % mmap.PAGESIZE or any(_overlap(Allocation(address, length_bytes), p) for p in self.pinned.values()):
+            raise CudaError("cuMemHostRegister", "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED")
+        self.pinned[address] = Allocation(address, length_bytes)
+
+    def unpin_host(self, address: int) -> None:
+        self._in_context("cuMemHostUnregister")
+        self._assert_unused(self.pinned[address], "staging was freed under a copy")
+        del self.pinned[address]
+
+    def copy_to_device(self, to: int, source: int, length_bytes: int, stream: int) -> None:
+        self._copy("cuMemcpyHtoDAsync", to, source, length_bytes, stream, device=to, host=source)
+
+    def copy_from_device(self, to: int, source: int, length_bytes: int, stream: int) -> None:
+        self._copy("cuMemcpyDtoHAsync", to, source, length_bytes, stream, device=source, host=to)
+
+    def _copy(self, call: str, to: int, source: int, length_bytes: int, stream: int, *, device: int, host: int) -> None:
+        self._in_context(call)
+        assert stream in self.streams - {STREAM}, "a copy in the engine's stream, or in none"
+        held = self._allocation_of(device)
+        pinned = [p for p in self.pinned.values() if p.address <= host and host + length_bytes <= p.end]
+        if not pinned or held is None or device + length_bytes > held.end or length_bytes <= 0:
+            raise CudaError(call, "CUDA_ERROR_INVALID_VALUE")
+        with self._lock:
+            self.copy_count += 1
+            self._work.setdefault(stream, []).append(_Work(to, b"", source, length_bytes))
+
     def create_event(self) -> int:
         self._in_context("cuEventCreate")
         return self._new(self._events, None)
@@ -233,8 +302,26 @@ class FakeCuda:
         assert not self.exported, "a dma-buf was left open"
         assert not self._registered, "memory was left registered"
         assert not self._events, "events were left"
+        assert not self.pinned, "memory of the host was left pinned"
+        assert self.streams == {STREAM}, "streams were left"
         assert not self.unflushed, "RDMA writes may still land"
         assert self._stack() == [], "a context was left on the thread"
+
+    def _left_of(self, stream: int) -> list[_Work]:
+        return self._work.get(stream, [])[self._done.get(stream, 0) :]
+
+    def _assert_filled(self, wanted: Allocation, reader: int | None) -> None:
+        """Is nothing left to do, in other streams than that which reads, that fills it?"""
+        for stream in self._work:
+            for work in self._left_of(stream) if stream != reader else []:
+                assert not _overlap(wanted, work.filled), "memory was read before the work that fills it was done"
+
+    def _assert_unused(self, memory: Allocation, message: str) -> None:
+        with self._lock:
+            for stream in self._work:
+                for work in self._left_of(stream):
+                    assert not _overlap(memory, work.filled), message
+                    assert not _overlap(memory, work.read), message
 
     def _stack(self) -> list[int]:
         stack: list[int] = self.context_stacks.__dict__.setdefault("stack", [])

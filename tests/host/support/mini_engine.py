@@ -21,6 +21,9 @@ from meshfusion.host.connector.vllm.scheduler import SchedulerSide
 from meshfusion.host.connector.vllm.worker import WorkerSide
 from meshfusion.host.kv.chunk_form import ChunkForm
 from meshfusion.host.kv.resume import GroupPlan, ResumeRule, StateAtBoundary, WholePrefix
+from meshfusion.host.memory.host_memory import HostKvMemory
+from meshfusion.host.memory.kv_memory import KvMemory as KvMemoryProtocol
+from meshfusion.host.path.block_layout import Runs
 from meshfusion.host.pool_client import PoolClient
 from meshfusion.jbof.digest import DigestKernels
 from tests.host.support.attention import attended
@@ -77,7 +80,7 @@ def content(group: int, tokens: list[int], unit_bytes: int) -> bytes:
 
 class MiniEngine:
     """``step`` is one scheduling pass and one forward pass. ``kv``: the memory of each KV group, all in one piece;
-    ``rules``: by which they resume."""
+    ``rules``: by which they resume. ``memory``: as what it is used, unless the host's."""
 
     def __init__(
         self,
@@ -89,6 +92,7 @@ class MiniEngine:
         blocks_per_chunk: int = 2,
         hashes_per_block: int = 1,
         identity: bytes = IDENTITY,
+        memory: KvMemoryProtocol | None = None,
         **config: Any,
     ) -> None:
         self.kvs = (kv,) if isinstance(kv, KvMemory) else tuple(kv)
@@ -104,19 +108,21 @@ class MiniEngine:
             for i, (rule, layout) in enumerate(zip(self.rules, layouts, strict=True))
         )
         self.form = ChunkForm(plans, tuple(layout.unit_bytes for layout in layouts))
+        used = memory or HostKvMemory(self.kvs[0].memory, kernels)
         facts = WorkerFacts(
             identity=identity,
             identity_json="{}",
             form=self.form,
             hash_block_tokens=BLOCK_TOKENS // hashes_per_block,
             block_count=layouts[0].block_count,
+            runs=Runs.of(used.place.address, layouts),
         )
         self.client = PoolClient(service, identity=identity, engine_version="0.32.0", form=self.form)
         self.client.start()
         self.side = SchedulerSide(self.client, self.config, facts, kv_cache_manager=self.manager)
         self.worker = WorkerSide(None, None, self.config, is_digest_right=lambda got, expected: got == expected)
         # What register() derives from the engine's tensors.
-        self.worker.use(self.kvs[0].memory, layouts, kernels, self.form)
+        self.worker.use(used, layouts, self.form)
         self.requests: dict[str, Request] = {}
         self.leaving: dict[str, Request] = {}  # aborted while loading: blocks stay until the workers are done
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from meshfusion.host.path.data_path import DataPath
 from meshfusion.host.path.load_job import LoadJob, LoadResult, UnitRead
+from meshfusion.host.path.medium import Medium
 from meshfusion.host.path.shards import ShardWrite, ShardWritten
 from meshfusion.host.path.staged import staged_path
 from meshfusion.jbof.digest import DigestKernels
@@ -30,9 +31,13 @@ class Rig:
 
     def __init__(self, path: Path, kv: KvMemory, kernels: DigestKernels, **options: Any) -> None:
         self.kv = kv
-        self.file: UnrulyFile = open_new_file(path, kind=UnrulyFile)
+        self.file: UnrulyFile = open_new_file(path, 16 << 20, kind=UnrulyFile)
         self.next_lba = FIRST_LBA
         self.path = self.open_path(kernels, options)
+
+    @property
+    def medium(self) -> Medium:
+        return self.path._medium
 
     def open_path(self, kernels: DigestKernels, options: dict[str, Any]) -> DataPath:
         return staged_path(

@@ -179,7 +179,7 @@ class AuthTarget(Target):
             return
         self.sent.append((queue_id, message))
         [(address, length, key)] = capsule.descriptors()
-        memory = capsule.link.memory(address, length, key)
+        memory = capsule.link.memory(address, length, key, is_written=True)
         if memory is not None:
             must(not any(memory), "what the host had in the memory for an answer")
             memory[: len(message)] = message

@@ -15,7 +15,7 @@ from meshfusion.jbof.nvme.controller_effects import (
 )
 from meshfusion.jbof.nvme.session import Session
 from meshfusion.jbof.nvme.settings import ControllerSettings
-from meshfusion.jbof.nvme.transport import KillLink, OpenLink, PostCapsule
+from meshfusion.jbof.nvme.transport import TransportEffect
 from tests.jbof.nvme.sim.fabric import Clock, Fabric
 from tests.jbof.nvme.sim.memory import HostMemory, SimScratchPool
 from tests.jbof.nvme.sim.subsystem import SUBSYSTEM_NQN, SimNamespace, Subsystem
@@ -82,7 +82,7 @@ class Bench:
 
     def act(self, effects: list[Any]) -> None:
         for effect in effects:
-            if isinstance(effect, OpenLink | PostCapsule | KillLink):
+            if isinstance(effect, TransportEffect):
                 self.fabric.carry_out(effect)
             else:
                 self.events.append((self.clock.now_s, effect))

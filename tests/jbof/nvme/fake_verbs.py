@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 from collections import deque
 from types import SimpleNamespace
@@ -22,7 +23,10 @@ class FakeVerbs:
     IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS, IBV_QPS_ERR = "INIT", "RTR", "RTS", "ERR"
     IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_WRITE, IBV_ACCESS_REMOTE_READ = 1, 2, 4
     IBV_SEND_SIGNALED, IBV_SEND_INLINE = 2, 8
-    IBV_WC_SUCCESS, IBV_WC_WITH_INV = 0, 8
+    IBV_WC_SUCCESS, IBV_WC_WITH_INV, IBV_WC_IP_CSUM_OK = 0, 8, 4
+    IBV_ACCESS_MW_BIND, IBV_MW_TYPE_2 = 16, 2
+    IBV_WR_SEND, IBV_WR_LOCAL_INV, IBV_WR_BIND_MW = 2, 7, 8
+    IBV_DEVICE_MEM_WINDOW_TYPE_2A, IBV_DEVICE_MEM_WINDOW_TYPE_2B = 1 << 23, 1 << 24
     IBV_WC_EX_WITH_BYTE_LEN, IBV_WC_EX_WITH_IMM = 1, 2
     RDMA_CM_EVENT_ADDR_RESOLVED, RDMA_CM_EVENT_ROUTE_RESOLVED = 0, 2
     RDMA_CM_EVENT_CONNECT_RESPONSE, RDMA_CM_EVENT_REJECTED = 5, 8
@@ -45,6 +49,11 @@ class FakeVerbs:
         self.access = 0
         self.error_code = 5  # of what fails
         self.capsules: FakeMr
+        self.capabilities = 1 << 24
+        self.vendor = 0x2C9
+        self.windows: list[FakeMw] = []
+        self.binds: list[tuple[Any, ...]] = []  # key, region, address, length, access, flags
+        self.invalidations: list[tuple[int, int, int]] = []  # work request, key, flags
 
     def do(self, what: str) -> None:
         if what in self.fails:
@@ -106,8 +115,27 @@ class FakeVerbs:
     def SGE(self, addr: int, length: int, lkey: int) -> FakePiece:
         return FakePiece(addr, length)
 
-    def SendWR(self, num_sge: int, sg: list[FakePiece]) -> FakeWork:
-        return FakeWork(sg[0])
+    def SendWR(
+        self,
+        wr_id: int = 0,
+        opcode: int = IBV_WR_SEND,
+        num_sge: int = 0,
+        sg: list[FakePiece] | None = None,
+        send_flags: int = IBV_SEND_SIGNALED,
+    ) -> FakeWork:
+        work = FakeWork(sg[0] if sg else None, wr_id)
+        work.opcode, work.send_flags = opcode, send_flags
+        return work
+
+    def MW(self, pd: Any, kind: int) -> FakeMw:
+        self.do("make window")
+        made = FakeMw(rkey=len(self.windows) << 8 | 0xFF, handle=40 + len(self.windows), type=kind)
+        made.verbs = self
+        self.windows.append(made)
+        return made
+
+    def MWBindInfo(self, *fields: Any) -> tuple[Any, ...]:
+        return fields
 
     def RecvWR(self, wr_id: int, num_sge: int, sg: list[FakePiece]) -> FakeWork:
         return FakeWork(sg[0], wr_id)
@@ -145,8 +173,31 @@ class FakePiece:
 
 
 class FakeWork:
-    def __init__(self, piece: FakePiece, wr_id: int = 0) -> None:
+    def __init__(self, piece: FakePiece | None, wr_id: int = 0) -> None:
         self.sg_list, self.wr_id, self.send_flags = piece, wr_id, 0
+        self.opcode, self.imm_data, self.rkey = 0, 0, 0
+        self.bind: tuple[Any, ...] = ()
+
+    def set_bind_wr(self, window: FakeMw, info: tuple[Any, ...]) -> None:
+        """The new key is the next one of that which is noted in the window."""
+        self.rkey = window.rkey & ~0xFF | (window.rkey + 1) & 0xFF
+        self.bind = info
+
+
+class FakeMw(ctypes.Structure):
+    """As pyverbs.mr.MW: one word of the object points to its ibv_mw (infiniband/verbs.h)."""
+
+    _fields_ = (
+        ("context", ctypes.c_void_p),
+        ("pd", ctypes.c_void_p),
+        ("rkey", ctypes.c_uint32),
+        ("handle", ctypes.c_uint32),
+        ("type", ctypes.c_int),
+    )
+    verbs: FakeVerbs
+
+    def close(self) -> None:
+        self.verbs.do("close window")
 
 
 class FakeCompletion:
@@ -237,7 +288,17 @@ class FakeQp:
         self._verbs.do("receive")
 
     def post_send(self, work: FakeWork) -> None:
+        verbs = self._verbs
+        if work.opcode == verbs.IBV_WR_BIND_MW:
+            verbs.do("bind")
+            verbs.binds.append((work.rkey, *work.bind, work.send_flags))
+            return
+        if work.opcode == verbs.IBV_WR_LOCAL_INV:
+            verbs.do("invalidate")
+            verbs.invalidations.append((work.wr_id, work.imm_data, work.send_flags))
+            return
         self._verbs.do("send")
+        assert work.sg_list is not None
         capsules = self._verbs.capsules
         offset = work.sg_list.addr - capsules.buf
         self._verbs.sent.append(
@@ -254,7 +315,9 @@ class FakeCmid:
 
     @property
     def context(self) -> SimpleNamespace:
-        return SimpleNamespace(name="rxe0")
+        verbs = self._verbs
+        device = SimpleNamespace(device_cap_flags=verbs.capabilities, vendor_id=verbs.vendor)
+        return SimpleNamespace(name="rxe0", query_device=lambda: device)
 
     @property
     def dev_name(self) -> str:

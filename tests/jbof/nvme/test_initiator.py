@@ -24,6 +24,7 @@ from meshfusion.jbof.nvme.controller_effects import (
 from meshfusion.jbof.nvme.fields import NvmeFieldError
 from meshfusion.jbof.nvme.initiator import Initiator
 from meshfusion.jbof.nvme.io_commands import LbaRange
+from meshfusion.jbof.nvme.key_scope import KeyScope
 from meshfusion.jbof.nvme.memory import MemoryInUseError
 from meshfusion.jbof.nvme.pending import FateUnknownError
 from meshfusion.jbof.nvme.settings import ControllerSettings
@@ -101,6 +102,25 @@ def test_written_data_is_read_back(bench: Bench) -> None:
     out.close()
     back.close()
     assert len(bench.transport.memory.regions) == 2  # the scratch memory's
+
+
+def test_keys_for_each_command() -> None:
+    """The simulated target looks at every window; see also the simulation. A command has one piece of memory then."""
+    transport = LiveTransport(replace(subsystem(), descriptors=4))
+    initiator = Initiator(transport, replace(SETTINGS, key_scope=KeyScope.COMMAND), 5.0)
+    assert initiator.max_descriptors == 1
+    source, sink = data(100), np.zeros(100 * LBA_BYTES, np.uint8)
+    out, back = initiator.register(source), initiator.register(sink)
+    for lba in (7, 200):
+        initiator.write(3, lba, [out.all()])
+        initiator.read(3, lba, [back.part(0, 512 * 3), back.part(512 * 3, 512 * 97)])
+        assert (sink == source).all()
+        sink[:] = 0
+    initiator.deallocate(3, [LbaRange(7, 8)])
+    assert transport.target.seen["keys invalidated by the target"] > 0
+    out.close()
+    back.close()
+    initiator.close()
 
 
 def test_durability_and_deallocation(bench: Bench) -> None:

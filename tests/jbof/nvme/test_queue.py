@@ -8,7 +8,6 @@ import struct
 import pytest
 
 from meshfusion.jbof.nvme.admin_commands import keep_alive
-from meshfusion.jbof.nvme.io_commands import flush
 from meshfusion.jbof.nvme.queue_effects import (
     CommandDeadlineError,
     Finished,
@@ -52,36 +51,6 @@ def test_reserved_fields_of_a_response_mean_nothing(sq_id: int, phase: int) -> N
     [command_id] = posted(submit(queue, "a"))
     queue.handle(0.0, Sent(LINK, command_id))
     assert len(queue.handle(0.0, response(command_id, sq_id=sq_id, phase=phase))) == 1
-
-
-def test_an_invalidated_key_counts_as_sent_but_keeps_its_place() -> None:
-    queue = live_queue(depth=2)
-    [post] = queue.submit(0.0, "a", flush(1), 10.0, key=0xABC)
-    assert isinstance(post, PostCapsule)
-    event = response(post.command_id)._replace(invalidated_key=0xABC)
-    assert [type(effect) for effect in queue.handle(1.0, event)] == [Finished]
-    assert queue.load == 1
-    assert submit(queue, "b") == []  # waits for the place
-    [after] = queue.handle(1.0, Sent(LINK, post.command_id))
-    assert isinstance(after, PostCapsule)
-
-
-def test_a_place_whose_send_never_completes_is_not_kept_for_ever() -> None:
-    """The owner of the command has heard of its end; the queue still dies at the deadline."""
-    queue = live_queue()
-    [post] = queue.submit(0.0, "a", flush(1), 10.0, key=1)
-    assert isinstance(post, PostCapsule)
-    queue.handle(1.0, response(post.command_id)._replace(invalidated_key=1))
-    assert [type(effect) for effect in queue.tick(10.0)] == [QueueLost, KillLink]
-    assert queue.handle(11.0, LinkDead(LINK)) == [QueueDead(LINK)]
-
-
-def test_the_key_of_another_command_must_not_be_invalidated() -> None:
-    queue = live_queue()
-    [post] = queue.submit(0.0, "a", flush(1), 10.0, key=1)
-    assert isinstance(post, PostCapsule)
-    effects = queue.handle(1.0, response(post.command_id)._replace(invalidated_key=2))
-    assert [type(effect) for effect in effects] == [QueueLost, KillLink, InDoubt]
 
 
 def test_depth_less_one_are_posted_some_wait_and_no_more() -> None:

@@ -8,7 +8,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from meshfusion.jbof.nvme.io_commands import flush
+from meshfusion.jbof.nvme.command import Command
+from meshfusion.jbof.nvme.io_commands import flush, read
+from meshfusion.jbof.nvme.queue import QueuePair
 from meshfusion.jbof.nvme.queue_effects import (
     Finished,
     InDoubt,
@@ -17,8 +19,17 @@ from meshfusion.jbof.nvme.queue_effects import (
     QueueEffect,
     QueueState,
 )
-from meshfusion.jbof.nvme.transport import LinkBroken, LinkDead, PostCapsule, Sent
-from tests.jbof.nvme.queue_bench import BROKEN, LINK, live_queue, response
+from meshfusion.jbof.nvme.sgl import RemoteMemory, window_data
+from meshfusion.jbof.nvme.transport import (
+    Bind,
+    InvalidateKey,
+    KeyInvalidated,
+    LinkBroken,
+    LinkDead,
+    PostCapsule,
+    Sent,
+)
+from tests.jbof.nvme.queue_bench import BROKEN, LINK, live_queue, queue_with_windows, response
 
 
 class QueueMachine(RuleBasedStateMachine):
@@ -26,7 +37,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.queue = live_queue(depth=4, max_waiting=2)
+        self.queue = self.new_queue()
         self.now_s = 0.0
         self.deadlines: dict[int, float] = {}
         self.ends: dict[int, list[type]] = {}
@@ -34,10 +45,16 @@ class QueueMachine(RuleBasedStateMachine):
         self.unanswered: set[int] = set()
         self.next_owner = 0
 
+    def new_queue(self) -> QueuePair:
+        return live_queue(depth=4, max_waiting=2)
+
+    def command(self, owner: int) -> Command:
+        return flush(1)
+
     def absorb(self, effects: Sequence[QueueEffect]) -> None:
         for effect in effects:
             match effect:
-                case PostCapsule(_, command_id, _):
+                case PostCapsule(_, command_id, _, _):
                     assert command_id not in self.unsent | self.unanswered, "an identifier in use"
                     self.unsent.add(command_id)
                     self.unanswered.add(command_id)
@@ -58,7 +75,7 @@ class QueueMachine(RuleBasedStateMachine):
     def submit(self, wait_s: float) -> None:
         owner, self.next_owner = self.next_owner, self.next_owner + 1
         self.deadlines[owner], self.ends[owner] = self.now_s + wait_s, []
-        self.absorb(self.queue.submit(self.now_s, owner, flush(1), self.now_s + wait_s))
+        self.absorb(self.queue.submit(self.now_s, owner, self.command(owner), self.now_s + wait_s))
 
     @precondition(lambda self: self.unsent and self.queue.state is QueueState.LIVE)
     @rule(data=st.data())
@@ -97,6 +114,60 @@ class QueueMachine(RuleBasedStateMachine):
         if self.queue.state is not QueueState.LIVE:
             assert all(self.ends.values()), "a command neither ended nor under way"
 
+
+class WindowMachine(QueueMachine):
+    """``live``: bound keys, by the owner of their command; ``dying``: those that are being invalidated."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live: dict[int, Bind] = {}
+        self.bound: dict[int, tuple[int, Bind]] = {}  # owner and bind of each command that was posted last
+        self.dying: dict[int, int] = {}  # owners, by command
+
+    def new_queue(self) -> QueuePair:
+        return queue_with_windows(depth=4, max_waiting=2)
+
+    def command(self, owner: int) -> Command:
+        return read(1, 0, 2, window_data(RemoteMemory((owner + 1) << 16, 8192, 5)))
+
+    def absorb(self, effects: Sequence[QueueEffect]) -> None:
+        for effect in effects:
+            match effect:
+                case Finished(owner, _):
+                    assert owner not in self.live, "a command ends while its key lives"
+                case PostCapsule(_, command_id, _, bind):
+                    assert bind is not None
+                    assert bind.key not in {other.key for other in self.live.values()}
+                    assert bind.window not in {other.window for other in self.live.values()}
+                    owner_number = (bind.memory.address >> 16) - 1
+                    self.live[owner_number] = bind
+                    self.bound[command_id] = owner_number, bind
+                case InvalidateKey(_, command_id, key):
+                    owner_number, bind = self.bound[command_id]
+                    assert self.live[owner_number] == bind
+                    assert bind.key == key
+                    self.dying[command_id] = owner_number
+        super().absorb(effects)
+
+    @precondition(lambda self: self.unanswered and self.queue.state is QueueState.LIVE)
+    @rule(data=st.data())
+    def answered_with_the_key(self, data: st.DataObject) -> None:
+        command_id = data.draw(st.sampled_from(sorted(self.unanswered)))
+        self.unanswered.discard(command_id)
+        owner, bind = self.bound[command_id]
+        del self.live[owner]
+        self.absorb(self.queue.handle(self.now_s, response(command_id)._replace(invalidated_key=bind.key)))
+
+    @precondition(lambda self: self.dying and self.queue.state is QueueState.LIVE)
+    @rule(data=st.data())
+    def key_dies(self, data: st.DataObject) -> None:
+        command_id = data.draw(st.sampled_from(sorted(self.dying)))
+        del self.live[self.dying.pop(command_id)]
+        self.absorb(self.queue.handle(self.now_s, KeyInvalidated(LINK, command_id)))
+
+
+TestWindowMachine = WindowMachine.TestCase
+TestWindowMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 TestQueueMachine = QueueMachine.TestCase
 TestQueueMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -20,7 +20,7 @@ NAMES = {
 CLASSES = {
     "cmid": "AddrInfo CMEvent CMEventChannel CMID ConnParam",
     "cq": "CQ CQEX CqInitAttrEx PollCqAttr",
-    "mr": "DmaBufMR MR",
+    "mr": "DmaBufMR MR MW MWBindInfo",
     "pd": "PD",
     "qp": "QP QPAttr QPCap QPInitAttr",
     "wr": "RecvWR SendWR SGE",

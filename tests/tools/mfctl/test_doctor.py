@@ -15,7 +15,8 @@ from meshfusion.dpu.pool import Pool, create_pool
 from meshfusion.host.path import probe
 from meshfusion.jbof.media.file import open_data_file
 from meshfusion.tools.mfctl import doctor
-from meshfusion.tools.mfctl.doctor import VLLM_API_FILE, Finding, State
+from meshfusion.tools.mfctl.doctor import VLLM_API_FILE
+from meshfusion.tools.mfctl.findings import Finding, State
 from meshfusion.tools.mfctl.main import mfctl
 
 
@@ -29,6 +30,7 @@ def test_this_machine_is_fit(tmp_path: Path) -> None:
     assert states["pool directory"] == "ok"
     assert states["O_DIRECT"] in ("ok", "warn")
     assert states["pyverbs"] == "info"
+    assert any(check.startswith("gpu") for check in states)
     assert [check for check in states if check.startswith("path ")] == ["path rdma", "path block", "path staged"]
     assert states["path block"] == ("ok" if states["O_DIRECT"] == "ok" else "info")
     assert states["path staged"] == "ok"

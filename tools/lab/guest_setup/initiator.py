@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -15,9 +16,18 @@ _SUBSYSTEMS: Final = Path("/sys/class/nvme-subsystem")
 
 
 def connect(
-    nqn: str, address: str, *, host_address: str | None = None, transport: str = "rdma", service: int = SERVICE
+    nqn: str,
+    address: str,
+    *,
+    host_address: str | None = None,
+    transport: str = "rdma",
+    service: int = SERVICE,
+    more: Sequence[str] = (),
 ) -> None:
-    """``host_address``: the path's host end, see :mod:`.links`. Raises LabError."""
+    """``host_address``: the path's host end, see :mod:`.links`; ``more``: options of nvme-connect(1).
+
+    Raises LabError.
+    """
     load_modules(f"nvme-{transport}")
     bound = () if host_address is None else (f"--host-traddr={host_address}",)
     output_of(
@@ -28,6 +38,7 @@ def connect(
         f"--trsvcid={service}",
         f"--nqn={nqn}",
         *bound,
+        *more,
     )
 
 

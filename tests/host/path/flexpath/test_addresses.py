@@ -12,6 +12,7 @@ from meshfusion.host.path.flexpath import addresses
 from meshfusion.host.path.flexpath.addresses import PathAddress, path_specs
 from meshfusion.host.path.flexpath.locality import Distance
 from meshfusion.jbof.errors import ConfigError
+from meshfusion.jbof.nvme.key_scope import KeyScope
 from tests.host.path.flexpath.test_locality import GPU, GPU_WAY, tree
 
 NQN, HOST, ID = "nqn.2026-01.com.example:pool", "nqn.2026-01.com.example:host", uuid.UUID(int=7)
@@ -25,7 +26,7 @@ def test_each_path_is_opened_at_its_portal_from_its_port(monkeypatch: pytest.Mon
 
     def on_event(_: object) -> None: ...
 
-    specs = path_specs([NEAR, FAR], NQN, HOST, ID, io_queue_count=2)
+    specs = path_specs([NEAR, FAR], NQN, HOST, ID, io_queue_count=2, key_scope=KeyScope.COMMAND)
     assert [(spec.name, spec.weight) for spec in specs] == [
         ("nic0 to 192.0.2.1 port 4420", 1.0),
         ("br0 to 192.0.2.2 port 4421", 1.0),
@@ -35,6 +36,7 @@ def test_each_path_is_opened_at_its_portal_from_its_port(monkeypatch: pytest.Mon
     assert [args for args, _ in calls] == [("192.0.2.1", 4420, NQN, HOST, ID), ("192.0.2.2", 4421, NQN, HOST, ID)]
     assert [options["source_address"] for _, options in calls] == ["192.0.2.100", None]
     assert all(options["on_event"] is on_event and options["io_queue_count"] == 2 for _, options in calls)
+    assert all(options["key_scope"] is KeyScope.COMMAND for _, options in calls)
     assert all(options["loss_timeout_s"] >= 86400 for _, options in calls)
 
 

@@ -30,7 +30,7 @@ class PathsRig(Rig):
             self.paths,
             NSID,
             HostKvMemory(self.kv.memory, kernels),
-            self.kv.layout,
+            (self.kv.layout,),
             lba_bytes=LBA_BYTES,
             load_threads=2,
             read_bytes=64 << 10,

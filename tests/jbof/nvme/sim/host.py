@@ -6,7 +6,7 @@ import random
 import uuid
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from meshfusion.jbof.nvme.controller_effects import (
@@ -21,6 +21,7 @@ from meshfusion.jbof.nvme.controller_effects import (
     RetryScheduled,
 )
 from meshfusion.jbof.nvme.io_commands import LbaRange
+from meshfusion.jbof.nvme.key_scope import KeyScope
 from meshfusion.jbof.nvme.session import Session
 from meshfusion.jbof.nvme.settings import ControllerSettings
 from meshfusion.jbof.nvme.sgl import RemoteMemory
@@ -32,9 +33,9 @@ from meshfusion.jbof.nvme.transfer_effects import (
     TransferMemoryFree,
 )
 from meshfusion.jbof.nvme.transfer_requests import Deallocate, Flush, Read, Request, Write
-from meshfusion.jbof.nvme.transport import KillLink, LinkEvent, OpenLink, PostCapsule
+from meshfusion.jbof.nvme.transport import InvalidateKey, KillLink, LinkEvent, OpenLink, PostCapsule
 from tests.jbof.nvme.sim.fabric import MAX_KILL_S, Fabric
-from tests.jbof.nvme.sim.memory import HostMemory, Memory, SimScratchPool
+from tests.jbof.nvme.sim.memory import REGION_NUMBER, RKEY, HostMemory, Memory, SimScratchPool
 from tests.jbof.nvme.sim.rules import must
 from tests.jbof.nvme.sim.subsystem import LBA_BYTES, SUBSYSTEM_NQN
 from tests.jbof.nvme.sim.target_io import SimIoTarget
@@ -93,10 +94,18 @@ class Transfer:
 
 class Host:
     def __init__(
-        self, rng: random.Random, fabric: Fabric, target: SimIoTarget, seen: Counter[str], make: Callable[..., Session]
+        self,
+        rng: random.Random,
+        fabric: Fabric,
+        target: SimIoTarget,
+        seen: Counter[str],
+        make: Callable[..., Session],
+        key_scope: KeyScope,
     ) -> None:
         self.rng, self.fabric, self.target, self.seen, self.make = rng, fabric, target, seen, make
-        self.memory = Memory(1 << 40, SLOTS, SLOT_BYTES)
+        self.settings = replace(SETTINGS, key_scope=key_scope)
+        rkey = REGION_NUMBER if key_scope is KeyScope.COMMAND else RKEY
+        self.memory = Memory(1 << 40, SLOTS, SLOT_BYTES, rkey)
         self.admin_scratch = SimScratchPool(1 << 20, 8)
         self.range_scratch = SimScratchPool(1 << 30, 2)
         fabric.memory = HostMemory(self.memory, self.admin_scratch.memory, self.range_scratch.memory)
@@ -114,7 +123,12 @@ class Host:
         self.live_s = self.now_s
         first_link = max(self.fabric.opened, default=0) + 1
         self.session = self.make(
-            SETTINGS, self.admin_scratch, self.range_scratch, self.rng.random, self.rng.randbytes, first_link=first_link
+            self.settings,
+            self.admin_scratch,
+            self.range_scratch,
+            self.rng.random,
+            self.rng.randbytes,
+            first_link=first_link,
         )
         self.on_effects(self.session.connect(self.now_s))
 
@@ -146,9 +160,10 @@ class Host:
     def on_effects(self, effects: list[SessionEffect]) -> None:
         for effect in effects:
             match effect:
-                case OpenLink() | PostCapsule() | KillLink():
+                case OpenLink() | PostCapsule() | InvalidateKey() | KillLink():
                     if isinstance(effect, OpenLink) and effect.private_data[2:4] == b"\0\0":
                         self._on_attempt()
+                    self.seen["keys invalidated here"] += isinstance(effect, InvalidateKey)
                     self.fabric.carry_out(effect)
                 case TransferDone(owner) | TransferFailed(owner, _, _) | TransferInDoubt(owner, _):
                     assert isinstance(owner, Transfer)

@@ -31,6 +31,9 @@ class RealMemory(HostMemory):
         must(memory.address <= address <= address + length_bytes <= memory.address + memory.length_bytes, "outside")
         return memoryview((ctypes.c_char * length_bytes).from_address(address)).cast("B")
 
+    def count_window(self, address: int, length_bytes: int, region: int, change: int) -> None:
+        must(region in self.regions or change < 0, "a window on memory that is not registered any more")
+
 
 class LiveTransport:
     """``subsystem`` is well behaved, unless a test makes ``target`` behave otherwise."""

@@ -7,7 +7,7 @@ from typing import Any
 from unittest.mock import patch
 
 from meshfusion.jbof.errors import MeshFusionError
-from meshfusion.jbof.nvme import transfer_requests, upkeep
+from meshfusion.jbof.nvme import transfer_requests, upkeep, windows
 from meshfusion.jbof.nvme.association import Association, Phase
 from meshfusion.jbof.nvme.async_events import async_event
 from meshfusion.jbof.nvme.controller_effects import AssociationDead
@@ -17,9 +17,12 @@ from meshfusion.jbof.nvme.procedures import Conversations
 from meshfusion.jbof.nvme.queue import QueuePair
 from meshfusion.jbof.nvme.queue_effects import InDoubt, MemoryFree, NotSent
 from meshfusion.jbof.nvme.reconnect import Reconnecting
+from meshfusion.jbof.nvme.sgl import remote_data
 from meshfusion.jbof.nvme.transfer_effects import TransferInDoubt
 from meshfusion.jbof.nvme.transfers import Transfers
+from meshfusion.jbof.nvme.transport import InvalidateKey, KeyInvalidated
 from meshfusion.jbof.nvme.upkeep import EventRequests, KeepAlive, Rereading
+from meshfusion.jbof.nvme.windows import KeyWindows
 
 Effects = list[Any]
 
@@ -27,6 +30,8 @@ _kill = QueuePair.kill
 _handle = QueuePair.handle
 _tick = QueuePair.tick
 _post = QueuePair._post
+_finish = QueuePair._finish
+_bind = KeyWindows.bind
 _on_command = Transfers._on_command
 _on_received = QueuePair._on_received
 _init = QueuePair.__init__
@@ -118,6 +123,52 @@ def _forgets_what_changed_meanwhile(self: Rereading, now_s: float, inventory: An
     self._under_way = None
 
 
+def _frees_while_the_key_lives(self: QueuePair, event: Any) -> Effects:
+    effects = _on_received(self, event)
+    for effect in list(effects):
+        if isinstance(effect, InvalidateKey):
+            effects.append(_finish(self, self._posted[effect.command_id]))
+    return effects
+
+
+def _takes_every_key_for_dead(self: QueuePair, event: Any) -> Effects:
+    effects = _on_received(self, event)
+    for effect in list(effects):
+        if isinstance(effect, InvalidateKey):
+            effects.remove(effect)
+            effects += self._on_invalidated(KeyInvalidated(effect.link, effect.command_id))
+    return effects
+
+
+def _takes_any_invalidation(self: QueuePair, event: Any) -> Effects:
+    """For its own."""
+    command_id = int.from_bytes(event.data[12:14], "little")
+    posted = self._posted.get(command_id)
+    if posted is not None and posted.bind is not None and event.invalidated_key is not None:
+        event = event._replace(invalidated_key=posted.bind.key)
+    return _on_received(self, event)
+
+
+def _uses_a_key_again(self: KeyWindows, memory: Any, *, is_written: bool) -> Any:
+    with patch.object(windows, "next_key", lambda key: key):
+        return _bind(self, memory, is_written=is_written)
+
+
+def _opens_both_ways(self: KeyWindows, memory: Any, *, is_written: bool) -> Any:
+    return _bind(self, memory, is_written=True)
+
+
+def _opens_more(self: KeyWindows, memory: Any, *, is_written: bool) -> Any:
+    return _bind(self, memory._replace(length_bytes=memory.length_bytes + 4096), is_written=is_written)
+
+
+def _gives_windows_back_at_once(self: QueuePair, item: Any) -> Any:
+    effect = _post(self, item)
+    if effect.bind is not None:
+        self._windows._free.appendleft(effect.bind.window)
+    return effect
+
+
 MUTANTS: dict[str, AbstractContextManager[Any]] = {
     "frees memory at the deadline": patch.object(QueuePair, "kill", _frees_at_the_deadline),
     "takes what is in doubt for not sent": patch.object(QueuePair, "kill", _fails_what_is_in_doubt),
@@ -139,6 +190,14 @@ MUTANTS: dict[str, AbstractContextManager[Any]] = {
     "forgets what changed while it read": patch.object(Rereading, "end", _forgets_what_changed_meanwhile),
     "reconnects without a pause": patch.object(Reconnecting, "next_attempt_s", lambda _, now_s: now_s),
     "never gives a controller up": patch.object(Reconnecting, "lost", lambda *_: None),
+    "frees memory while its key lives": patch.object(QueuePair, "_on_received", _frees_while_the_key_lives),
+    "takes every key for dead": patch.object(QueuePair, "_on_received", _takes_every_key_for_dead),
+    "takes any invalidation for its own": patch.object(QueuePair, "_on_received", _takes_any_invalidation),
+    "uses a key again": patch.object(KeyWindows, "bind", _uses_a_key_again),
+    "opens windows both ways": patch.object(KeyWindows, "bind", _opens_both_ways),
+    "opens more than a command's memory": patch.object(KeyWindows, "bind", _opens_more),
+    "binds a window again at once": patch.object(QueuePair, "_post", _gives_windows_back_at_once),
+    "tells the region's number": patch.object(transfer_requests, "window_data", remote_data),
     "loses force unit access": patch.object(
         transfer_requests, "write", lambda *args, **_: write(*args, force_unit_access=False)
     ),

@@ -56,6 +56,11 @@ class Capsule:
         decoded = [struct.unpack("<QQ", entry) for entry in entries]
         return [(address, rest & 0xFFFFFF, rest >> 24 & 0xFFFFFFFF) for address, rest in decoded if rest & 0xFFFFFF]
 
+    @property
+    def key_to_invalidate(self) -> int | None:
+        """That the host allows it to (RDMA Figure 10: sub type Fh)."""
+        return self.number(35, 4) if self.data[39] == 0x4F else None
+
 
 @dataclass(slots=True, eq=False)
 class SimController:
@@ -183,26 +188,39 @@ class SimTarget:
         if self.chance(0.0007, "responses cut short"):
             data = data[:9]
         epoch = self.epoch
+        key = self._key_with_response(capsule)
 
         def send() -> None:
             if self.clock.now_s < self.silent_until_s:
                 self.clock.after(self.silent_until_s - self.clock.now_s, send)
             elif epoch == self.epoch:
-                capsule.link.respond(data)
+                capsule.link.respond(data, key)
 
         self.clock.after(delay_s, send)
         if self.chance(0.003, "responses twice"):
             self.clock.after(delay_s + self.rng.uniform(0, 0.05), send)
 
+    def _key_with_response(self, capsule: Capsule) -> int | None:
+        """It need not be invalidated, and must not be another."""
+        key = capsule.key_to_invalidate
+        if key is None or self.rng.random() < 0.2:
+            return None
+        others = [other for other in capsule.link.windows.bound_keys if other != key]
+        if others and self.chance(0.002, "keys of others invalidated"):
+            capsule.link.is_misled = True
+            return self.rng.choice(others)
+        self.seen["keys invalidated by the target"] += 1
+        return key
+
     def copy_in(self, capsule: Capsule) -> bytes | None:
         """RDMA READ of the command's data; None: the queue pair is gone."""
-        parts = [capsule.link.memory(*descriptor) for descriptor in capsule.descriptors()]
+        parts = [capsule.link.memory(*descriptor, is_written=False) for descriptor in capsule.descriptors()]
         return None if any(part is None for part in parts) else b"".join(bytes(part) for part in parts if part)
 
     def copy_out(self, capsule: Capsule, data: bytes) -> bool:
         """RDMA WRITE. False: the queue pair is gone."""
         for address, length, key in capsule.descriptors():
-            memory = capsule.link.memory(address, length, key)
+            memory = capsule.link.memory(address, length, key, is_written=True)
             if memory is None:
                 return False
             memory[:], data = data[:length], data[length:]

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from meshfusion.jbof.nvme.controller_effects import ControllerState
+from meshfusion.jbof.nvme.key_scope import KeyScope
 from meshfusion.jbof.nvme.session import Session
 from tests.jbof.nvme.sim.fabric import Clock, Fabric
 from tests.jbof.nvme.sim.host import TICK_S, Host
@@ -36,7 +37,8 @@ class World:
         self.target.pending = []
         self.fabric.target = self.target
         self.next_tick_s = TICK_S
-        self.host = Host(self.rng, self.fabric, self.target, self.seen, make)
+        key_scope = KeyScope.COMMAND if seed % 2 else KeyScope.REGION
+        self.host = Host(self.rng, self.fabric, self.target, self.seen, make, key_scope)
 
     # ---- time ----------------------------------------------------------------------------------------------------
 
