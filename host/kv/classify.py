@@ -97,7 +97,9 @@ _FACTS: dict[str, tuple[_Fact, ...]] = {
         _Fact("mamba_type.name", ("MAMBA1", "MAMBA2", "SHORT_CONV", "LINEAR", "GDN_ATTN"), _UNPROVEN, _WITHOUT),
         _Fact("tokens_per_state", (-1,), "so that a block holds more than one state", _WITHOUT),
         _Fact("num_speculative_blocks", (0,), "so that states of rejected tokens lie among the blocks", _SPECULATION),
-        _Fact("num_prefill_checkpoint_blocks", (0,), "states written within a step, which is not proven", _WITHOUT),
+        # All Mamba2 layers of 0.32 have one, whatever the settings. The engine names the boundary of such a snapshot
+        # exactly (boundary_state_offloads), so 1 may be added once end-to-end tests ran with it.
+        _Fact("num_prefill_checkpoint_blocks", (0,), "snapshots from within a step, which are not proven", _WITHOUT),
     ),
 }
 _KNOWN_ROLES = {"cache_role.value": ("sparse", "indexer")}

@@ -5,8 +5,8 @@ of copies that the engine makes for itself. A kind is told by the exact class of
 themselves what their base is and behave otherwise. What a single spec says beyond its class is judged in
 :mod:`meshfusion.host.kv.classify`.
 
-Classes and sources: vLLM 0.30 to 0.32. Paths are below ``vllm/v1``: KI is kv_cache_interface.py, SM is
-core/single_type_kv_cache_manager.py.
+Classes and sources: vLLM 0.30 to 0.32, below ``vllm/v1``: kv_cache_interface.py has the specs,
+core/single_type_kv_cache_manager.py the managers.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class KvKind:
     ``why``: why requests can share it, or cannot. ``granularity``: what one page holds. ``replication``: which ranks
     hold the same bytes under tensor parallelism. ``page_bytes``: formula of a page's bytes without padding, computed
     by :func:`meshfusion.host.kv.page_size.page_size`. ``unserved``: why this version does not serve a kind that could
-    be shared; empty for the others. ``classes``: qualified names of the spec classes.
+    be shared; empty for the others. ``source``: where the engine says so. ``classes``: qualified names of the specs.
     """
 
     name: str
@@ -78,7 +78,7 @@ FULL_ATTENTION = KvKind(
     granularity=_TOKENS,
     replication=_BY_HEAD,
     page_bytes=_HEADS,
-    source="KI FullAttentionSpec, SM FullAttentionManager",
+    source="FullAttentionSpec, FullAttentionManager",
     classes=_interface("FullAttentionSpec"),
 )
 MLA = KvKind(
@@ -90,7 +90,7 @@ MLA = KvKind(
     granularity=_TOKENS,
     replication=_EVERY_RANK,
     page_bytes=_LATENT,
-    source="KI MLAAttentionSpec, SM FullAttentionManager",
+    source="MLAAttentionSpec, FullAttentionManager",
     classes=_interface("MLAAttentionSpec"),
 )
 SLIDING_WINDOW = KvKind(
@@ -102,19 +102,19 @@ SLIDING_WINDOW = KvKind(
     granularity=_TOKENS,
     replication=_BY_HEAD,
     page_bytes=_HEADS,
-    source="KI SlidingWindowSpec, SM SlidingWindowManager",
+    source="SlidingWindowSpec, SlidingWindowManager",
     classes=_interface("SlidingWindowSpec"),
 )
 SLIDING_WINDOW_MLA = KvKind(
     name="sliding_window_mla",
     what="latent vectors of the last window; also the running state of a KV compressor",
     is_reusable=True,
-    why="as sliding_window, but with bounded replay, where the engine recomputes the window",
+    why="as sliding_window; not with bounded replay, where the engine recomputes the window",
     need=Need.LAST_WINDOW,
     granularity=_TOKENS,
     replication=_EVERY_RANK,
     page_bytes=_LATENT,
-    source="KI SlidingWindowMLASpec, SM SlidingWindowManager",
+    source="SlidingWindowMLASpec, SlidingWindowManager",
     classes=_interface("SlidingWindowMLASpec"),
     unserved="no model that has it ran in our end-to-end tests",
 )
@@ -127,7 +127,7 @@ CHUNKED_LOCAL = KvKind(
     granularity=_TOKENS,
     replication=_BY_HEAD,
     page_bytes=_HEADS,
-    source="KI ChunkedLocalAttentionSpec, SM ChunkedLocalAttentionManager",
+    source="ChunkedLocalAttentionSpec, ChunkedLocalAttentionManager",
     classes=_interface("ChunkedLocalAttentionSpec"),
 )
 RECURRENT_STATE = KvKind(
@@ -139,7 +139,7 @@ RECURRENT_STATE = KvKind(
     granularity="one state of one layer, after exactly the tokens of the boundary",
     replication="split by head; every rank holds the whole where tp_replicated",
     page_bytes="sum over shapes and dtypes of product(shape) * itemsize",
-    source="KI MambaSpec, SM MambaManager",
+    source="MambaSpec, MambaManager",
     classes=_interface("MambaSpec"),
 )
 ATTENTION_SINK = KvKind(
@@ -151,7 +151,7 @@ ATTENTION_SINK = KvKind(
     granularity=_TOKENS,
     replication=_BY_HEAD,
     page_bytes=_HEADS,
-    source="KI SinkFullAttentionSpec, SM SinkFullAttentionManager",
+    source="SinkFullAttentionSpec, SinkFullAttentionManager",
     classes=_interface("SinkFullAttentionSpec"),
     unserved="vLLM 0.30 to 0.32 cannot start it: its manager does not take the arguments it is given",
 )
@@ -164,7 +164,7 @@ REFERENCE_WINDOW = KvKind(
     granularity=_TOKENS,
     replication=_BY_HEAD,
     page_bytes=_HEADS,
-    source="KI RSWASpec, SM RSWAManager",
+    source="RSWASpec, RSWAManager",
     classes=_interface("RSWASpec"),
     unserved="block hashes do not tell prompt tokens from generated ones, whose KV differs",
 )
@@ -177,7 +177,7 @@ CROSS_ATTENTION = KvKind(
     granularity="block_size encoder positions of one layer",
     replication=_NONE,
     page_bytes=_HEADS,
-    source="KI CrossAttentionSpec, SM CrossAttentionManager.find_longest_cache_hit",
+    source="CrossAttentionSpec, CrossAttentionManager.find_longest_cache_hit",
     classes=_interface("CrossAttentionSpec"),
 )
 ENCODER_ONLY = KvKind(
@@ -189,7 +189,7 @@ ENCODER_ONLY = KvKind(
     granularity="nothing",
     replication=_NONE,
     page_bytes=_HEADS,
-    source="KI EncoderOnlyAttentionSpec.max_memory_usage_bytes",
+    source="EncoderOnlyAttentionSpec.max_memory_usage_bytes",
     classes=_interface("EncoderOnlyAttentionSpec"),
 )
 SCRATCH_RING = KvKind(
@@ -201,7 +201,7 @@ SCRATCH_RING = KvKind(
     granularity="one ring of one request and layer",
     replication=_NONE,
     page_bytes=_HEADS,
-    source="KI CircularBufferSpec.prefix_cacheable, SM CircularBufferManager; KpoolTailSpec until 0.31",
+    source="CircularBufferSpec.prefix_cacheable, CircularBufferManager; KpoolTailSpec until 0.31",
     classes=_interface("CircularBufferSpec", "KpoolTailSpec"),
 )
 HIDDEN_STATE = KvKind(
@@ -213,7 +213,7 @@ HIDDEN_STATE = KvKind(
     granularity=_TOKENS,
     replication=_NONE,
     page_bytes=_LATENT,
-    source="KI HiddenStateCacheSpec",
+    source="HiddenStateCacheSpec",
     classes=_interface("HiddenStateCacheSpec"),
 )
 REPLICA = KvKind(
@@ -225,7 +225,7 @@ REPLICA = KvKind(
     granularity="page_size bytes of one layer",
     replication=_NONE,
     page_bytes="page_size",
-    source="KI HiSparseHotSpec and HiSparseResidentSpec, v1/hisparse/layout.py",
+    source="HiSparseHotSpec and HiSparseResidentSpec, v1/hisparse/layout.py",
     classes=_interface("HiSparseHotSpec", "HiSparseResidentSpec"),
 )
 

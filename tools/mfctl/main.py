@@ -18,6 +18,7 @@ from meshfusion.tools.lab.cli import lab
 from meshfusion.tools.mfctl.chunk_commands import chunk
 from meshfusion.tools.mfctl.config_commands import config
 from meshfusion.tools.mfctl.doctor_command import doctor
+from meshfusion.tools.mfctl.kinds_command import kinds
 from meshfusion.tools.mfctl.output import EXIT_INTERRUPTED, report_error, report_json, wants_json
 from meshfusion.tools.mfctl.path_commands import path
 from meshfusion.tools.mfctl.pool_commands import pool
@@ -92,7 +93,7 @@ def mfctl() -> None:
     """Create, serve and inspect MeshFusion pools and the paths to them; try RDMA without RDMA hardware."""
 
 
-for command in (pool, service, chunk, path, config, doctor, lab):
+for command in (pool, service, chunk, path, config, kinds, doctor, lab):
     mfctl.add_command(command)
 
 meshfusion = RootCommand(

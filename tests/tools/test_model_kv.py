@@ -1,0 +1,83 @@
+"""The child that builds a model's skeleton with the engine's own code, on configurations that carry no weights."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from meshfusion.jbof.errors import MeshFusionError
+from meshfusion.tools.model_kv import LayerKv, ModelKv, describe_model
+from tests.e2e.support.hybrid_models import ATTENTION_CHUNK, HEAD_DIM, KV_HEADS, MODELS, WINDOW, write_model
+
+TOKEN_BYTES = 2 * KV_HEADS * HEAD_DIM * 2  # keys and values of one layer in bfloat16
+SHAPES = {
+    "llama": [("full_attention", 4)],
+    "mistral_window": [("sliding_window", 4)],
+    "gemma3_window": [("full_attention", 2), ("sliding_window", 4)],
+    "gpt_oss_window": [("full_attention", 2), ("sliding_window", 2)],
+    "llama4_chunked": [("chunked_local", 3), ("full_attention", 1)],
+    "deepseek_v2_mla": [("mla", 3)],
+    "deepseek_v3_mla": [("mla", 3)],
+    "qwen3_next_gdn": [("full_attention", 1), ("recurrent_state", 3)],
+    "lfm2_short_conv": [("full_attention", 1), ("recurrent_state", 3)],
+    "nemotron_h_mamba2": [("full_attention", 1), ("recurrent_state", 2)],
+    "falcon_h1_mamba2": [("full_attention", 3), ("recurrent_state", 3)],
+    "granite4_mamba2": [("full_attention", 1), ("recurrent_state", 3)],
+    "mamba2_pure": [("recurrent_state", 3)],
+}
+QUICK = ("qwen3_next_gdn",)
+RULES = {"sliding_window": (f"the last {WINDOW - 1} tokens", "the last 127 tokens")}
+
+
+def members(model: ModelKv) -> list[LayerKv]:
+    return [member for group in model.groups for member in group.members]
+
+
+def check(model: ModelKv, name: str) -> None:
+    found: dict[str, int] = {}
+    for member in members(model):
+        found[member.kind] = found.get(member.kind, 0) + member.layers
+        assert member.real_bytes <= member.held_bytes
+        if member.kind in ("full_attention", "sliding_window", "chunked_local"):
+            assert member.bytes_per_token == member.layers * TOKEN_BYTES
+    assert sorted(found.items()) == SHAPES[name]
+    assert model.parameters > model.active_parameters > 0
+
+
+def test_every_model_has_a_shape() -> None:
+    assert set(SHAPES) == set(MODELS)
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_groups_of_a_model(name: str, tmp_path: Path) -> None:
+    model = describe_model(write_model(name, tmp_path))
+    check(model, name)
+    assert model.all_refusals == ()
+    assert {member.rule for member in members(model)} == {"every block", "the state at the boundary"}
+    # One expert layer each, two of four experts of a token: the active share is below the whole without vocabulary.
+    assert model.active_parameters < model.parameters - 2 * 8192 * 256
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", sorted(set(SHAPES) - set(QUICK)))
+def test_groups_of_the_others(name: str, tmp_path: Path) -> None:
+    model = describe_model(write_model(name, tmp_path))
+    check(model, name)
+    rules = {member.kind: member.rule for member in members(model)}
+    if "sliding_window" in rules:
+        assert rules["sliding_window"] in RULES["sliding_window"]
+    if "chunked_local" in rules:
+        assert rules["chunked_local"] == f"since the attention chunk of {ATTENTION_CHUNK} tokens began"
+
+
+def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(MeshFusionError, match=r"has no config\.json"):
+        describe_model(tmp_path)
+
+
+def test_a_model_that_the_engine_cannot_build_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["NoSuchModel"], "model_type": "none_such"}))
+    with pytest.raises(MeshFusionError, match=r"the engine cannot build .*none_such"):
+        describe_model(tmp_path)

@@ -1,0 +1,231 @@
+"""``mfctl kinds``: the table, a wheel's news, a model's groups."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from meshfusion.tools.mfctl.output import (
+    EXIT_FAILURE,
+    format_bytes,
+    format_option,
+    print_fields,
+    print_json,
+    print_table,
+)
+
+if TYPE_CHECKING:
+    from meshfusion.host.kv.kinds import KvKind
+    from meshfusion.tools.known_surface import WheelReport
+    from meshfusion.tools.model_kv import LayerKv, ModelKv
+    from meshfusion.tools.offload_estimate import Machine
+
+
+@click.command()
+@click.option(
+    "--wheel",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    metavar="FILE",
+    help="Instead: what the vLLM in this wheel has that is not known yet. Nothing of it is installed or run.",
+)
+@click.option(
+    "--model",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    metavar="FOLDER",
+    help="Instead: the KV groups of this model, which are offloaded, and whether that pays.",
+)
+@click.option(
+    "--link-rate",
+    "link_gb_per_s",
+    type=click.FloatRange(0.001),
+    default=25.0,
+    show_default=True,
+    metavar="GB/S",
+    help="With --model: assumed rate of loads.",
+)
+@click.option(
+    "--device-rate",
+    "device_tflop_per_s",
+    type=click.FloatRange(0.001),
+    default=400.0,
+    show_default=True,
+    metavar="TFLOP/S",
+    help="With --model: assumed rate at which the device computes a prompt.",
+)
+@format_option
+def kinds(
+    wheel: Path | None, model: Path | None, link_gb_per_s: float, device_tflop_per_s: float, output_format: str
+) -> None:  # fmt: skip
+    """Show the kinds of KV: what each is, whether requests can share it, and what must be there to resume.
+
+    With --wheel, exits 1 when the wheel has anything that is not known. With --model, the engine's own code builds the
+    model without its weights, which takes up to a minute.
+    """
+    as_json = output_format == "json"
+    if wheel is not None and model is not None:
+        raise click.UsageError("--wheel and --model exclude each other.")
+    if wheel is not None:
+        _show_wheel(wheel, as_json=as_json)
+    elif model is not None:
+        from meshfusion.tools.offload_estimate import Machine
+
+        _show_model(model, Machine(link_gb_per_s * 1e9, device_tflop_per_s * 1e12), as_json=as_json)
+    else:
+        _show_table(as_json=as_json)
+
+
+def _show_table(*, as_json: bool) -> None:
+    from meshfusion.host.kv.kinds import KINDS
+
+    if as_json:
+        print_json({"kinds": [_kind_object(kind) for kind in KINDS]})
+        return
+    print_table(["KIND", "SHARED", "SERVED", "NEEDED TO RESUME", "WHAT IT IS"], [_kind_row(kind) for kind in KINDS])
+    for kind in KINDS:
+        click.echo()
+        print_fields(
+            [
+                (kind.name, ", ".join(name.rpartition(".")[2] for name in kind.classes)),
+                ("  why", kind.why),
+                *([("  not served", kind.unserved)] if kind.unserved else []),
+                ("  one page", kind.granularity),
+                ("  its bytes", kind.page_bytes),
+                ("  ranks", kind.replication),
+                ("  source", kind.source),
+            ]
+        )
+
+
+def _kind_row(kind: KvKind) -> tuple[str, ...]:
+    return (kind.name, _yes(kind.is_reusable), _yes(kind.is_served), kind.need.value, kind.what)
+
+
+def _kind_object(kind: KvKind) -> dict[str, object]:
+    return {
+        "name": kind.name, "what": kind.what, "is_reusable": kind.is_reusable, "is_served": kind.is_served,
+        "why": kind.why, "unserved": kind.unserved, "needed_to_resume": kind.need.value,
+        "granularity": kind.granularity, "replication": kind.replication, "page_bytes": kind.page_bytes,
+        "source": kind.source, "classes": kind.classes,
+    }  # fmt: skip
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"
+
+
+def _show_wheel(wheel: Path, *, as_json: bool) -> None:
+    from meshfusion.tools.known_surface import examine_wheel
+
+    report = examine_wheel(wheel)
+    if as_json:
+        print_json({**_wheel_object(report), "differences": report.differences})
+    else:
+        print_fields([("version", report.version), ("compared with", report.compared_with)])
+        click.echo()
+        print_table(["SPEC CLASS", "KIND"], [(name, kind or "NOT KNOWN") for name, kind in report.spec_classes.items()])
+        if report.differences:
+            click.echo()
+            print_table(
+                ["CHANGE", "WHAT", "NAME", "WAS", "NOW"],
+                [(d.change, d.section, d.name, d.was or "-", d.now or "-") for d in report.differences],
+            )
+        click.echo()
+        click.echo(_wheel_summary(report))
+    if not report.is_known:
+        sys.exit(EXIT_FAILURE)
+
+
+def _wheel_object(report: WheelReport) -> dict[str, object]:
+    return {
+        "version": report.version, "compared_with": report.compared_with, "is_known": report.is_known,
+        "spec_classes": report.spec_classes, "unclassified": report.unclassified,
+    }  # fmt: skip
+
+
+def _wheel_summary(report: WheelReport) -> str:
+    if report.is_known:
+        return "nothing that is not known"
+    return (
+        f"{len(report.unclassified)} spec classes have no kind, {len(report.differences)} entries differ from "
+        f"{report.compared_with}: judge each, and see host/kv/kinds.py and host/kv/versions.py"
+    )
+
+
+def _show_model(model: Path, machine: Machine, *, as_json: bool) -> None:
+    from meshfusion.tools.model_kv import describe_model
+    from meshfusion.tools.offload_estimate import samples, verdict
+
+    click.echo("building the model's skeleton with the engine's own code, up to a minute ...", err=True)
+    found = describe_model(model)
+    pays, why = verdict(found, machine)
+    if as_json:
+        print_json(
+            {
+                "model": found, "is_offloaded": not found.all_refusals, "bytes_per_token": _bytes_per_token(found),
+                "machine": machine, "pays": pays, "why": why, "times": samples(found, machine),
+            }
+        )  # fmt: skip
+        return
+    print_fields(_model_fields(found, machine))
+    click.echo()
+    print_table(
+        ["GROUP", "KIND", "CLASS", "LAYERS", "BLOCK", "NEEDED TO RESUME", "BYTES", "WRITTEN/HELD", "OFFLOADED"],
+        [
+            _layer_row(index, member, is_offloaded=not (group.refusals or found.refusals))
+            for index, group in enumerate(found.groups)
+            for member in group.members
+        ],
+    )
+    if found.all_refusals:
+        click.echo()
+        for line in found.refusals:
+            click.echo(f"not offloaded: {line}")
+        for index, group in enumerate(found.groups):
+            for line in group.refusals:
+                click.echo(f"group {index} not offloaded: {line}")
+    else:
+        click.echo()
+        print_table(
+            ["PREFIX", "LOADED", "LOADING", "COMPUTING"],
+            [
+                (f"{t.tokens} tokens", format_bytes(t.load_bytes), f"{t.load_s * 1e3:.2f} ms",
+                 f"{t.recompute_s * 1e3:.2f} ms")
+                for t in samples(found, machine)
+            ],
+        )  # fmt: skip
+    click.echo()
+    click.echo(f"does offloading pay: {_yes(pays)}; {why}")
+
+
+def _model_fields(model: ModelKv, machine: Machine) -> list[tuple[str, object]]:
+    states = sum(member.bytes_per_state for group in model.groups for member in group.members)
+    return [
+        ("engine", f"vLLM {model.engine} for {model.platform}, described in {model.elapsed_s:.0f} s"),
+        (
+            "parameters",
+            f"{model.parameters / 1e6:.1f} million, of which {model.active_parameters / 1e6:.1f} for a token",
+        ),
+        ("KV of a token", format_bytes(round(_bytes_per_token(model)))),
+        *([("one snapshot", format_bytes(states))] if states else []),
+        (
+            "assumed",
+            f"loads at {machine.link_bytes_per_s / 1e9:g} GB/s; the device does "
+            f"{machine.device_operations_per_s / 1e12:g} TFLOP/s, two operations for each parameter and token",
+        ),
+    ]
+
+
+def _bytes_per_token(model: ModelKv) -> float:
+    return sum(member.bytes_per_token for group in model.groups for member in group.members)
+
+
+def _layer_row(index: int, member: LayerKv, *, is_offloaded: bool) -> tuple[object, ...]:
+    amount = f"{member.bytes_per_state} per state" if member.is_state else f"{member.bytes_per_token:g} per token"
+    return (
+        *(index, member.kind or "NOT KNOWN", member.spec_class, f"{member.layers} from {member.first_layer}"),
+        *(f"{member.block_tokens} tokens", member.rule or "-", amount, f"{member.real_bytes}/{member.held_bytes}"),
+        _yes(is_offloaded),
+    )

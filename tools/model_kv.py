@@ -1,0 +1,131 @@
+"""What KV a model keeps: described by the engine's own code in a child process, without weights."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from meshfusion.host.kv.resume import LastWindow, LocalChunk, ResumeRule, StateAtBoundary, WholePrefix
+from meshfusion.jbof.errors import MeshFusionError
+
+CHILD_DEADLINE_S = 600.0
+_NEXT_STEP = "Name a folder with the config.json of a model that this vLLM can run."
+
+
+@dataclass(frozen=True, slots=True)
+class LayerKv:
+    """Layers of one group with equal specs. ``kind`` is empty for a class that has none. Bytes are of one page of one
+    layer: what it writes, and what it takes up. ``block_tokens``: the tokens of a page, or between two states.
+    ``limit_tokens``: how many tokens before a boundary are read at most; 0: all. ``is_state``: is a page one state?"""
+
+    spec_class: str
+    kind: str
+    layers: int
+    first_layer: str
+    rule: str
+    block_tokens: int
+    real_bytes: int
+    held_bytes: int
+    limit_tokens: int
+    is_state: bool
+
+    @property
+    def bytes_per_token(self) -> float:
+        """Of all these layers; 0 for states."""
+        return 0.0 if self.is_state else self.layers * self.real_bytes / self.block_tokens
+
+    @property
+    def bytes_per_state(self) -> int:
+        """Of all these layers; 0 for what is kept by token."""
+        return self.layers * self.real_bytes if self.is_state else 0
+
+
+@dataclass(frozen=True, slots=True)
+class GroupKv:
+    """``refusals``: why it is not offloaded, each "thing; way out"; empty: it is."""
+
+    members: tuple[LayerKv, ...]
+    refusals: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelKv:
+    """``active_parameters``: those that one token is multiplied with, without embeddings. ``refusals``: of the engine
+    as a whole. ``elapsed_s``: how long the child took."""
+
+    engine: str
+    platform: str
+    groups: tuple[GroupKv, ...]
+    parameters: int
+    active_parameters: int
+    refusals: tuple[str, ...]
+    elapsed_s: float
+
+    @property
+    def all_refusals(self) -> tuple[str, ...]:
+        return (*self.refusals, *(line for group in self.groups for line in group.refusals))
+
+
+def rule_in_words(rule: ResumeRule) -> str:
+    match rule:
+        case WholePrefix():
+            return "every block"
+        case LastWindow(window):
+            return f"the last {window - 1} tokens"
+        case LocalChunk(stretch):
+            return f"since the attention chunk of {stretch} tokens began"
+        case StateAtBoundary():
+            return "the state at the boundary"
+
+
+def limit_tokens(rule: ResumeRule | None) -> int:
+    """How many tokens before a boundary ``rule`` needs at most; 0: no limit."""
+    match rule:
+        case LastWindow(window):
+            return window - 1
+        case LocalChunk(stretch):
+            return stretch
+    return 0
+
+
+def describe_model(model: Path) -> ModelKv:
+    """Asks a child process, which takes some 20 to 60 seconds.
+
+    Raises :class:`MeshFusionError` when the engine cannot build the model, or does not answer in time.
+    """
+    if not (model / "config.json").is_file():
+        raise MeshFusionError(f"{model} has no config.json", next_step=_NEXT_STEP)
+    with tempfile.TemporaryDirectory(prefix="mfctl-kinds-") as scratch:
+        answer = Path(scratch) / "answer.json"
+        command = [sys.executable, "-m", "meshfusion.tools.model_kv_child", str(model.resolve()), str(answer)]
+        environment = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
+        try:
+            done = subprocess.run(
+                command, env=environment, capture_output=True, text=True, errors="replace", timeout=CHILD_DEADLINE_S
+            )
+        except subprocess.TimeoutExpired as error:
+            raise MeshFusionError(
+                f"the engine did not build {model} within {CHILD_DEADLINE_S:.0f} s", next_step=_NEXT_STEP
+            ) from error
+        if not answer.is_file():
+            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+            raise MeshFusionError(f"the engine ended while it built {model}: {last}", next_step=_NEXT_STEP)
+        body = json.loads(answer.read_text(encoding="utf-8"))
+    if "error" in body:
+        raise MeshFusionError(f"the engine cannot build {model}: {body['error']}", next_step=_NEXT_STEP)
+    return from_object(body)
+
+
+def from_object(body: dict[str, Any]) -> ModelKv:
+    """From what ``dataclasses.asdict`` makes of a :class:`ModelKv`."""
+    groups = tuple(
+        GroupKv(tuple(LayerKv(**member) for member in group["members"]), tuple(group["refusals"]))
+        for group in body["groups"]
+    )
+    return ModelKv(**{**body, "groups": groups, "refusals": tuple(body["refusals"])})
