@@ -41,6 +41,16 @@ class ChunkForm:
         """
         return all(isinstance(plan.rule, WholePrefix) for plan in self.plans)
 
+    @property
+    def may_load_in_part(self) -> bool:
+        """May a request go on from the first block that a load did not bring?
+
+        With whole prefixes alone every block is a boundary. A window, a stretch or a state is of use at the boundary
+        that it was loaded for and nowhere before. And with several groups, the engine cannot tell which of them a
+        block's number means.
+        """
+        return len(self.plans) == 1 and self.may_end_with_prompt
+
     def boundary_max(self, token_count: int) -> int:
         """The last boundary, in chunks, at which a request of ``token_count`` tokens may resume."""
         return (token_count if self.may_end_with_prompt else max(0, token_count - 1)) // self.chunk_tokens

@@ -174,9 +174,8 @@ class WorkerSide:
         return finished
 
     def _load_failed(self, order: LoadOrder, report: LoadReport) -> None:
-        """With one KV group the engine recomputes from the first failed block on. With several it cannot tell blocks
-        apart by their numbers alone, and recomputes all that was to be loaded."""
-        if len(self._layouts) == 1 and not report.refusal:
+        """The engine recomputes from the first failed block on, or all that was to be loaded."""
+        if self._form.may_load_in_part and not report.refusal:
             self._failed_blocks.update(order.block_ids[failure.index] for failure in report.failures)
         else:
             self._failed_requests.add(order.request_id)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +38,11 @@ def pool(tmp_path: Path) -> Iterator[Pool]:
 def start(pool: Pool, kernels: DigestKernels) -> Iterator[EngineFactory]:
     engines: list[MiniEngine] = []
 
-    def start_engine(kv: KvMemory | None = None, service: Any = None, **options: Any) -> MiniEngine:
+    def start_engine(
+        kv: KvMemory | Sequence[KvMemory] | None = None, service: Any = None, **options: Any
+    ) -> MiniEngine:
         kv = kv or layer_outermost(blocks=64)
-        kv.fill(len(engines))
+        (kv if isinstance(kv, KvMemory) else kv[0]).fill(len(engines))
         engines.append(MiniEngine(service or KeepOpen(pool), kv, kernels, **options))
         return engines[-1]
 

@@ -12,10 +12,10 @@ from meshfusion.dpu.pool import Pool
 from meshfusion.host.kv.resume import LastWindow, LocalChunk, ResumeRule, StateAtBoundary, WholePrefix
 from tests.host.support.attention import attended
 from tests.host.support.engine_on_pool import EngineFactory, corrupt, prompt, settle
-from tests.host.support.kv_memory import KvMemory, block_outermost, layer_outermost, of_blocks, overlaid
+from tests.host.support.kv_memory import KvMemory, of_blocks, on_one_grid
 from tests.host.support.mini_engine import MiniEngine, Request, make_request
 
-BLOCKS = 120
+BLOCKS = 900  # so that no save waits for room while a window moves on
 STEP_TOKENS = 64  # of the mini engine
 
 
@@ -27,14 +27,10 @@ class Model:
     sizes: tuple[int, ...]
 
     def memory(self) -> tuple[KvMemory, ...]:
-        """Groups differ in layers, pages and layout."""
-        shapes = [
-            layer_outermost(blocks=BLOCKS, layers=2 + i, page_bytes=400 + 36 * i)
-            if i % 2 == 0
-            else block_outermost(blocks=BLOCKS, layers=3, page_bytes=272 + 4 * i)
-            for i in range(len(self.rules))
-        ]
-        return overlaid(*(of_blocks(kv, size) for kv, size in zip(shapes, self.sizes, strict=True)))
+        """Groups differ in layers and pages; layouts differ from model to model."""
+        shapes = [(2 + i % 2, 400 + 36 * i) for i in range(len(self.rules))]
+        groups = on_one_grid(shapes, blocks=BLOCKS, is_block_outermost=len(self.rules) % 2 == 0)
+        return tuple(of_blocks(kv, size) for kv, size in zip(groups, self.sizes, strict=True))
 
 
 MODELS = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -57,8 +58,18 @@ def block_outermost(*, blocks: int = 12, layers: int = 3, page_bytes: int = 1236
     return _build(blocks, layers, page_bytes, starts, layers * page_bytes, layers * page_bytes)
 
 
-def overlaid(*groups: KvMemory) -> tuple[KvMemory, ...]:
-    """The same memory for several KV groups, as engines do: a block belongs to one of them at a time."""
+def on_one_grid(
+    shapes: Sequence[tuple[int, int]], *, blocks: int, is_block_outermost: bool = False
+) -> tuple[KvMemory, ...]:
+    """The same memory for several KV groups of (layers, page bytes), as engines do: a block's number means the same
+    places in all of them, and belongs to one group at a time. Pages are padded to the largest."""
+    stride = max(page_bytes for _, page_bytes in shapes) + 52
+    layers_max = max(layers for layers, _ in shapes)
+    layer_step, block_step = (stride, stride * layers_max) if is_block_outermost else (stride * blocks + 64, stride)
+    groups = [
+        _build(blocks, layers, page, [100 + layer * layer_step for layer in range(layers)], block_step, page)
+        for layers, page in shapes
+    ]
     memory = zeroed_pages(max(group.memory.size for group in groups))
     return tuple(
         KvMemory(replace(group.layout, group=i, memory_bytes=memory.size), memory, group.byte_places)
