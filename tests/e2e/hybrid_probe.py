@@ -1,6 +1,6 @@
 """What the engine makes of a model, and how much its answers owe to each KV group.
 
-``python -m tests.e2e.hybrid_probe NAME... > RESULTS`` prints one line of JSON a model. As a child of
+``python -m tests.e2e.hybrid_probe [NAME...]`` prints one line of JSON a model. As a child of
 :class:`tests.e2e.harness.EngineProcess` it has some operations more than :mod:`tests.e2e.engine_child`.
 """
 
@@ -157,8 +157,8 @@ def _boundaries(offers: Iterable[tuple[str, int, int, int]]) -> dict[str, list[i
 
 
 if __name__ == "__main__":
-    if sys.argv[1].isdigit():
-        main(int(sys.argv[1]), ProbeEngine())
+    if sys.argv[1:] and sys.argv[1].isdigit():
+        main(int(sys.argv[1]), ProbeEngine())  # which ends the process
     folders = make_hybrid_models(ROOT / ".cache")
     for name in sys.argv[1:] or HYBRID_MODELS:
         with tempfile.TemporaryDirectory() as scratch:
