@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.e2e.engine_fixes import apply_engine_fixes
 from tests.e2e.medium_gate import MediumGate
 from tests.e2e.privileges import obey_permissions
 
@@ -42,6 +43,7 @@ class Engine:
         from vllm import LLM
 
         began_s = time.monotonic()
+        apply_engine_fixes()
         self._llm = LLM(**options)
         if os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING") == "0":
             self._count_computed_tokens()
@@ -257,9 +259,9 @@ def _message(error: BaseException) -> str:
     return "\n".join(lines)
 
 
-def main(descriptor: int) -> None:
+def main(descriptor: int, engine: Engine | None = None) -> None:
     channel = socket.socket(fileno=descriptor).makefile("rw", buffering=1)
-    engine = Engine()
+    engine = engine or Engine()
     for line in channel:
         call = json.loads(line)
         operation: Callable[..., Any] = getattr(engine, call.pop("op"))

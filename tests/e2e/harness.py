@@ -44,10 +44,16 @@ class Answer:
         return cls(tuple(reply["tokens"]), logprobs, reply["cached"])
 
     def distance(self, other: Answer) -> float:
-        """The largest difference of a token's log-probability, over the positions up to the first other token."""
+        """The largest difference of a token's log-probability, over the positions up to the first other token.
+
+        Of a token that only one of them lists it is at least what that token exceeds the other's last one by.
+        """
         largest = 0.0
         for at, (mine, theirs) in enumerate(zip(self.logprobs, other.logprobs, strict=True)):
-            largest = max([largest, *(abs(mine[token] - theirs[token]) for token in mine.keys() & theirs.keys())])
+            shared = (abs(mine[token] - theirs[token]) for token in mine.keys() & theirs.keys())
+            only_mine = (mine[token] - min(theirs.values()) for token in mine.keys() - theirs.keys())
+            only_theirs = (theirs[token] - min(mine.values()) for token in theirs.keys() - mine.keys())
+            largest = max([largest, *shared, *only_mine, *only_theirs])
             if self.tokens[at] != other.tokens[at]:
                 break
         return largest
