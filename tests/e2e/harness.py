@@ -24,6 +24,7 @@ CHUNK_TOKENS = 128
 UNIT_BYTES = 4 * 2 * 2 * 64 * 4 * BLOCK_TOKENS  # layers, K and V, heads, head size, float32
 CHUNK_BYTES = UNIT_BYTES * CHUNK_TOKENS // BLOCK_TOKENS
 MAX_TOKENS = 8
+ENGINE_CHILD = "tests.e2e.engine_child"
 CALL_S = 90.0
 START_S = 400.0
 LOGPROB_TOLERANCE = 2e-3
@@ -127,9 +128,7 @@ class EngineDied(Exception):
 class EngineProcess:
     """One child process; see :mod:`tests.e2e.engine_child` for the calls."""
 
-    def __init__(
-        self, log: Path, *, environment: dict[str, str] | None = None, module: str = "tests.e2e.engine_child"
-    ) -> None:
+    def __init__(self, log: Path, *, environment: dict[str, str] | None = None, module: str = ENGINE_CHILD) -> None:
         ours, theirs = socket.socketpair()
         self.log = log
         variables = {
@@ -241,10 +240,10 @@ class Engines:
         self._folder = folder
         self._processes: list[EngineProcess] = []
 
-    def process(self, **environment: str) -> EngineProcess:
+    def process(self, *, module: str = ENGINE_CHILD, **environment: str) -> EngineProcess:
         """A process without an engine yet."""
         log = self._folder / f"engine-{len(self._processes)}.log"
-        process = EngineProcess(log, environment=environment)
+        process = EngineProcess(log, environment=environment, module=module)
         self._processes.append(process)
         return process
 
@@ -254,9 +253,10 @@ class Engines:
         connector: dict[str, Any] | None,
         *,
         environment: dict[str, str] | None = None,
+        module: str = ENGINE_CHILD,
         **options: Any,
     ) -> EngineProcess:
-        process = self.process(**(environment or {}))
+        process = self.process(module=module, **(environment or {}))
         process.start(model, connector, **options)
         return process
 

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
 import tempfile
@@ -91,6 +92,23 @@ class ProbeEngine(Engine):
         """Undo the last replacement."""
         for pages, blocks, held in self._replaced:
             pages[blocks] = held
+
+    def cached_bytes(self) -> list[dict[str, str]]:
+        """For each KV group the digest of what every block in the engine's prefix cache holds, by the block's hash."""
+        return [self._cached_bytes(group) for group in range(len(self._scheduler.kv_cache_config.kv_cache_groups))]
+
+    def _cached_bytes(self, group: int) -> dict[str, str]:
+        import torch
+        from vllm.v1.core.kv_cache_utils import get_block_hash
+
+        blocks, pages = self._scheduler.kv_cache_manager.block_pool.blocks, list(self._pages(group))
+        found = {}
+        for block_id in self._cached_blocks(group):
+            digest = hashlib.sha256()
+            for tensor in pages:
+                digest.update(tensor[block_id].contiguous().view(torch.uint8).numpy().tobytes())
+            found[bytes(get_block_hash(blocks[block_id].block_hash)).hex()] = digest.hexdigest()
+        return found
 
     def _cached_blocks(self, group: int) -> list[int]:
         from vllm.v1.core.kv_cache_utils import get_group_id
