@@ -1,0 +1,50 @@
+"""What the keys of a pool stand for, known beforehand: every chunk of every text."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+from meshfusion.host.kv.identity import chunk_key
+from tests.sim.connector.shapes import Kind, Shape
+from tests.sim.connector.texts import TEXT_TOKENS, TEXTS, Value, values
+
+Content = tuple[Value, ...]
+"""Of one unit: a block, or a state."""
+
+
+class Name(NamedTuple):
+    """Chunk ``index`` of a KV group; ``text`` up to its end."""
+
+    group: int
+    index: int
+    text: str
+
+
+class Names(NamedTuple):
+    of_key: dict[bytes, Name]
+    key_of: dict[Name, bytes]
+
+
+@lru_cache(maxsize=64)
+def names_under(identity: bytes, shape: Shape) -> Names:
+    key_of = {}
+    for text in TEXTS:
+        for index in range(TEXT_TOKENS // shape.chunk_tokens):
+            prefix = text[: (index + 1) * shape.chunk_tokens]
+            for group in range(len(shape.groups)):
+                key = chunk_key(identity, group, b"", index * shape.chunk_tokens, prefix.encode())
+                key_of[Name(group, index, prefix)] = key
+    return Names({key: name for name, key in key_of.items()}, key_of)
+
+
+@lru_cache(maxsize=None)
+def contents(shape: Shape, name: Name, era: int, unit_count: int) -> tuple[Content, ...]:
+    """What the last ``unit_count`` blocks of a chunk hold."""
+    group = shape.groups[name.group]
+    wanted = values(name.text, name.group, era)
+    if group.kind is Kind.STATE:
+        assert unit_count <= 1, name
+        return ((wanted[-1],),) * unit_count
+    size, end = group.block_tokens, len(name.text)
+    return tuple(wanted[i : i + size] for i in range(end - unit_count * size, end, size))
