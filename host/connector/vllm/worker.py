@@ -27,6 +27,7 @@ from meshfusion.host.connector.vllm.messages import (
 )
 from meshfusion.host.connector.vllm.path_slot import PathSlot
 from meshfusion.host.kv.chunk_form import ChunkForm, form_of
+from meshfusion.host.kv.resume import WholePrefix
 from meshfusion.host.kv.freshness import process_started_ns
 from meshfusion.host.kv.group_layout import GroupLayout
 from meshfusion.host.kv.identity import build_identity, hash_block_tokens
@@ -176,9 +177,11 @@ class WorkerSide:
         return finished
 
     def _load_failed(self, order: LoadOrder, report: LoadReport) -> None:
-        """With one KV group the engine recomputes from the first failed block on. With several it cannot tell blocks
-        apart by their numbers alone, and recomputes all that was to be loaded."""
-        if len(self._layouts) == 1 and not report.refusal:
+        """Told which blocks failed, the engine goes on at the first of them. That takes all that lies before it, and of
+        a window or a state only what is needed at the end was to be loaded. With several KV groups it cannot even tell
+        blocks apart by their numbers. It then recomputes all that was to be loaded."""
+        is_all_there = [type(plan.rule) for plan in self._form.plans] == [WholePrefix]
+        if is_all_there and not report.refusal:
             self._failed_blocks.update(order.block_ids[failure.index] for failure in report.failures)
         else:
             self._failed_requests.add(order.request_id)
