@@ -13,7 +13,7 @@ from typing import Any
 
 from meshfusion.dpu.api import types as api
 from meshfusion.host.pool_client import Asked, PoolClient
-from meshfusion.host.pool_events import Event, LeasesLost, Matched
+from meshfusion.host.pool_events import Event, LeasesLost, Matched, ReserveWish
 from meshfusion.host.pool_standing import PoolStanding, Standing
 from tests.sim.connector.blocks import must
 from tests.sim.connector.requests import Request
@@ -96,6 +96,12 @@ class SimClient(PoolClient):
             return keys_of()
 
         super().match(request_id, attempt, asked, deadline_s)
+
+    def _ask_places(
+        self, standing: Standing, possible: list[tuple[ReserveWish, tuple[bytes, ...]]]
+    ) -> dict[int, Event]:
+        self._sim_service.run_lengths = tuple(len(keys) for _, keys in possible)
+        return super()._ask_places(standing, possible)
 
     def release(self, lease_ids: tuple[str, ...]) -> None:
         for lease_id in lease_ids:

@@ -54,6 +54,7 @@ class SimService:
         self.is_away = False
         self.no_space_rate = 0.0
         self.asking: Asking | None = None
+        self.run_lengths: tuple[int, ...] = ()  # how the items of the next reservation belong together
         self.eras = {identity: 0}
         self.identity_of: dict[str, bytes] = {}  # of holders that are known
         self.heard_s: dict[str, float] = {}
@@ -101,14 +102,16 @@ class SimService:
     def reserve(self, request: api.ReserveRequest, *, deadline_s: float) -> api.ReserveReply:
         identity = self._known(request.holder_id)
         results: list[api.ReserveResult] = []
-        siblings: dict[str, set[str]] = {}
-        for item in request.items:
+        siblings: dict[tuple[int, str], set[str]] = {}
+        must(sum(self.run_lengths) == len(request.items), "places asked for that no run wants")
+        run_of = [run for run, length in enumerate(self.run_lengths) for _ in range(length)]
+        for run, item in zip(run_of, request.items, strict=True):
             name = self._names(identity).of_key.get(item.key)
             must(name is not None, "a place asked for a chunk that is none of the texts'", item)
             assert name is not None
             must(name.group == item.group, "a place asked under another group's key", item)
             must(name.index * self.shape.chunk_tokens == item.position_tokens, "a place at another position", item)
-            results.append(self._reserve_one(request.holder_id, item, siblings.setdefault(name.text, set())))
+            results.append(self._reserve_one(request.holder_id, item, siblings.setdefault((run, name.text), set())))
         return api.ReserveReply(tuple(results))
 
     def commit(self, request: api.CommitRequest, *, deadline_s: float) -> api.CommitReply:
@@ -187,7 +190,7 @@ class SimService:
         self.seen["service restarts"] += 1
 
     def may_write(self, holder_id: str) -> bool:
-        """False: it has been cut off."""
+        """Is it known? Else it has been cut off."""
         return holder_id in self.identity_of
 
     def lose_lease(self) -> None:

@@ -197,7 +197,8 @@ class SimWorker:
 
     @property
     def can_fail_by_block(self) -> bool:
-        return len(self.shape.groups) == 1
+        """The engine goes on at the first block that failed. Only where it has all that lies before."""
+        return [group.kind for group in self.shape.groups] == [Kind.WHOLE]
 
     # ---- saves ---------------------------------------------------------------------------------------------------
 

@@ -70,6 +70,7 @@ class World:
             )
         if rng.random() < 0.7:
             self._save_as_another()
+        self.add_request(rng.choice(TEXTS))
 
     def _now_s(self) -> float:
         return self.now_s
@@ -79,7 +80,7 @@ class World:
     def step(self) -> None:
         """One pass of the scheduler, with what happens around it."""
         rng = self.rng
-        if rng.random() < 0.35 and len(self.engine.requests) < 5:
+        if rng.random() < 0.4 and len(self.engine.requests) < 5:
             self.add_request(rng.choice(TEXTS))
         if rng.random() < 0.3:
             self._disturb()
@@ -149,7 +150,7 @@ class World:
             self.service.is_away = True
         elif chance < 0.97:
             self.service.restart()
-        elif self.client.attachment is not None:
+        elif self.client.attachment is not None and self.service.may_write(self.client.attachment.holder_id):
             self.service.forget_holder(self.client.attachment.holder_id)
 
     def _abort_one(self) -> None:
