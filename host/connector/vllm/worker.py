@@ -27,11 +27,11 @@ from meshfusion.host.connector.vllm.messages import (
 )
 from meshfusion.host.connector.vllm.path_slot import PathSlot
 from meshfusion.host.kv.chunk_form import ChunkForm, form_of
-from meshfusion.host.kv.resume import WholePrefix
 from meshfusion.host.kv.freshness import process_started_ns
 from meshfusion.host.kv.group_layout import GroupLayout
 from meshfusion.host.kv.identity import build_identity, hash_block_tokens
 from meshfusion.host.kv.layout import backing_memory, derive_layouts
+from meshfusion.host.kv.resume import WholePrefix
 from meshfusion.host.kv.selftest import run_selftest
 from meshfusion.host.kv.support import served_rules
 from meshfusion.host.kv.weights import FileDigester, processor_fact, weights_fact
