@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import NamedTuple
 
 from meshfusion.host.kv.identity import chunk_key
@@ -14,31 +14,35 @@ Content = tuple[Value, ...]
 
 
 class Name(NamedTuple):
-    """Chunk ``index`` of a KV group; ``text`` up to its end."""
+    """Chunk ``number`` of a KV group; ``text`` up to its end."""
 
     group: int
-    index: int
+    number: int
     text: str
 
 
 class Names(NamedTuple):
     of_key: dict[bytes, Name]
     key_of: dict[Name, bytes]
+    of_text: dict[str, list[Name]]
 
 
 @lru_cache(maxsize=64)
 def names_under(identity: bytes, shape: Shape) -> Names:
     key_of = {}
+    of_text: dict[str, list[Name]] = {}
     for text in TEXTS:
         for index in range(TEXT_TOKENS // shape.chunk_tokens):
             prefix = text[: (index + 1) * shape.chunk_tokens]
             for group in range(len(shape.groups)):
                 key = chunk_key(identity, group, b"", index * shape.chunk_tokens, prefix.encode())
-                key_of[Name(group, index, prefix)] = key
-    return Names({key: name for name, key in key_of.items()}, key_of)
+                name = Name(group, index, prefix)
+                key_of[name] = key
+                of_text.setdefault(text, []).append(name)
+    return Names({key: name for name, key in key_of.items()}, key_of, of_text)
 
 
-@lru_cache(maxsize=None)
+@cache
 def contents(shape: Shape, name: Name, era: int, unit_count: int) -> tuple[Content, ...]:
     """What the last ``unit_count`` blocks of a chunk hold."""
     group = shape.groups[name.group]

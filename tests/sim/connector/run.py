@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import logging
+import multiprocessing
+import random
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -14,8 +16,9 @@ from meshfusion.host.connector.vllm import chunking
 from tests.sim.connector.blocks import Violation
 from tests.sim.connector.world import World
 
-SHORT_STEPS, LONG_STEPS = (3, 8), (9, 30)  # of a history; a step is about six events
-LONG_SHARE = 0.1
+SHORT_STEPS, LONG_STEPS = (2, 6), (7, 30)  # of a history; a step is about six events
+LONG_SHARE = 0.05
+BATCH = 2000  # histories that one process runs on end
 
 
 class SimulationFailed(AssertionError):
@@ -45,26 +48,29 @@ def watched() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def run(seed: int) -> Counter[str]:
-    """One history from ``seed``. Returns what happened how often; raises :class:`SimulationFailed`."""
-    done = 0
-    try:
-        world = World(seed)
-        rng = world.rng
-        for done in range(rng.randint(*(LONG_STEPS if rng.random() < LONG_SHARE else SHORT_STEPS))):  # noqa: B007
-            world.step()
-        ending = rng.random()
-        if ending < 0.05:
-            world.die()
-        else:
-            world.wind_down()
-            if ending < 0.2:
-                world.probe()
-    except (AssertionError, Violation) as error:  # an assertion of the code itself, or a rule of ours
-        raise SimulationFailed(
-            f"seed {seed}, step {done}: {error}\nagain: python -m tests.sim.connector.run --seed {seed}"
-        ) from error
+def live(rng: random.Random) -> Counter[str]:
+    """One history. Returns what happened how often; raises :class:`Violation`, or an assertion of the code itself."""
+    world = World(rng)
+    for _ in range(rng.randint(*(LONG_STEPS if rng.random() < LONG_SHARE else SHORT_STEPS))):
+        world.step()
+    ending = rng.random()
+    if ending < 0.05:
+        world.die()
+    else:
+        world.wind_down()
+        if ending < 0.15:
+            world.probe()
     return world.seen
+
+
+def run(seed: int) -> Counter[str]:
+    """The history of ``seed``; raises :class:`SimulationFailed`."""
+    try:
+        return live(random.Random(seed))
+    except (AssertionError, Violation) as error:
+        raise SimulationFailed(
+            f"seed {seed}: {error}\nagain: python -m tests.sim.connector.run --seed {seed}"
+        ) from error
 
 
 def run_many(first_seed: int, count: int) -> Counter[str]:
@@ -76,13 +82,25 @@ def run_many(first_seed: int, count: int) -> Counter[str]:
     return seen
 
 
+def run_at_once(first_seed: int, count: int) -> Counter[str]:
+    """The same on all processors. They are forked: to import the engine anew would take longer than the histories."""
+    batches = range(first_seed, first_seed + count, BATCH)
+    ends = [*batches, first_seed + count][1:]
+    seen: Counter[str] = Counter()
+    with multiprocessing.get_context("fork").Pool() as processes:
+        for part in processes.starmap(run_many, [(a, b - a) for a, b in zip(batches, ends, strict=True)], chunksize=1):
+            seen.update(part)
+    return seen
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--histories", type=int, default=1, help="how many seeds, from --seed on")
     options = parser.parse_args()
     began_s = time.monotonic()
-    seen = run_many(options.seed, options.histories)
+    run_all = run_at_once if options.histories > BATCH else run_many
+    seen = run_all(options.seed, options.histories)
     for name, count in sorted(seen.items()):
         print(f"{count:>10}  {name}")
     print(f"{options.histories} histories in {time.monotonic() - began_s:.1f} s")
@@ -91,4 +109,4 @@ def main() -> None:
 if __name__ == "__main__":
     main()
 
-__all__ = ["SimulationFailed", "run", "run_many"]
+__all__ = ["SimulationFailed", "live", "run", "run_at_once", "run_many", "watched"]

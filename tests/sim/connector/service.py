@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 from meshfusion.dpu.api import types as api
 from meshfusion.jbof.errors import ServiceUnavailableError, StaleHolderError
 from tests.sim.connector.blocks import must
-from tests.sim.connector.names import Content, Name, Names, contents, names_under
+from tests.sim.connector.medium import HEADER_LBAS, Medium
+from tests.sim.connector.names import Name, Names, contents, names_under
 from tests.sim.connector.shapes import Shape
 
 TTL_S = 60.0
 HEARTBEAT_S = 10.0
-PLACE_HEADER_LBAS = 1
 
 
 class Lease(NamedTuple):
@@ -59,13 +59,11 @@ class SimService:
         self.identity_of: dict[str, bytes] = {}  # of holders that are known
         self.heard_s: dict[str, float] = {}
         self.chunks: dict[bytes, api.ChunkRecord] = {}
-        self.medium: dict[int, Content] = {}
+        self.medium = Medium()
         self.leases: dict[str, Lease] = {}
         self.grants: dict[str, Grant] = {}
         self.doubtful: set[str] = set()  # grants whose write may still land
         self.writing: set[str] = set()  # grants that a worker is writing under
-        self._spare: list[api.Extent] = []
-        self._next_lba = 1
         self._count = 0
 
     # ---- what a client asks --------------------------------------------------------------------------------------
@@ -79,7 +77,9 @@ class SimService:
 
     def match(self, request: api.MatchRequest, *, deadline_s: float) -> api.MatchReply:
         identity = self._known(request.holder_id)
-        count = next((n for n in range(len(request.groups[0].keys), 0, -1) if self._can_resume(identity, request, n)), 0)
+        count = next(
+            (n for n in range(len(request.groups[0].keys), 0, -1) if self._can_resume(identity, request, n)), 0
+        )
         assert self.asking is not None
         wanted = self.boundary(identity, self.asking.text, self.asking.token_count)
         must(count == wanted, "a lookup finds another boundary than there is", count, wanted)
@@ -110,7 +110,7 @@ class SimService:
             must(name is not None, "a place asked for a chunk that is none of the texts'", item)
             assert name is not None
             must(name.group == item.group, "a place asked under another group's key", item)
-            must(name.index * self.shape.chunk_tokens == item.position_tokens, "a place at another position", item)
+            must(name.number * self.shape.chunk_tokens == item.position_tokens, "a place at another position", item)
             results.append(self._reserve_one(request.holder_id, item, siblings.setdefault((run, name.text), set())))
         return api.ReserveReply(tuple(results))
 
@@ -141,7 +141,7 @@ class SimService:
             grant = self.grants.get(grant_id)
             if grant is not None:
                 self._drop_grant(grant_id)
-                self._spare.append(grant.extent)
+                self.medium.give_back(grant.extent)
         for grant_id in request.doubtful_grant_ids:
             must(grant_id in self.doubtful, "a write was said to be in doubt that is not", grant_id)
 
@@ -189,8 +189,8 @@ class SimService:
             self.forget_holder(holder_id)
         self.seen["service restarts"] += 1
 
-    def may_write(self, holder_id: str) -> bool:
-        """Is it known? Else it has been cut off."""
+    def is_known(self, holder_id: str) -> bool:
+        """Else it has been cut off."""
         return holder_id in self.identity_of
 
     def lose_lease(self) -> None:
@@ -198,27 +198,43 @@ class SimService:
             del self.leases[self.rng.choice(list(self.leases))]
             self.seen["leases lost"] += 1
 
+    def lapse_grant(self) -> None:
+        """It took too long. The place stays taken until its holder has been cut off."""
+        live = [grant_id for grant_id in self.grants if grant_id not in self.doubtful]
+        if live:
+            del self.grants[self.rng.choice(live)]
+            self.seen["grants lapsed"] += 1
+
+    def rot(self) -> None:
+        """The medium answers with other bytes than were written."""
+        if self.chunks:
+            record = self.rng.choice(list(self.chunks.values()))
+            self.medium.spoil(record.shards[0].extent)
+            self.seen["rotten chunks"] += 1
+
     def evict(self) -> None:
         """Anything that nobody reads. Its place may be written again at once."""
         leased = {key for lease in self.leases.values() for key in lease.keys}
         loose = [key for key in self.chunks if key not in leased]
         if loose:
             record = self.chunks.pop(self.rng.choice(loose))
-            self._spare.append(record.shards[0].extent)
+            self.medium.give_back(record.shards[0].extent)
             self.seen["evictions"] += 1
 
     def save_as_another(self, identity: bytes, text: str, boundary: int) -> None:
         """Another engine's chunks; of what is needed only at some boundaries, not always all."""
-        for (group, index, prefix), key in self._names(identity).key_of.items():
-            is_due = index < boundary and text.startswith(prefix)
-            if is_due and key not in self.chunks and not self._is_being_written(key):
-                size = self.shape.form.shard_of(group, index)
-                if size.unit_count and (not group or self.rng.random() < 0.9):
-                    item = api.ReserveItem(key, group, index * self.shape.chunk_tokens, self.shape.chunk_tokens, (size,))
-                    extent = self._place(size.unit_count)
-                    units = contents(self.shape, Name(group, index, prefix), self.eras[identity], size.unit_count)
-                    self._write(extent, units)
-                    self._record(identity, item, extent, units)
+        names, chunk_tokens = self._names(identity), self.shape.chunk_tokens
+        for name in names.of_text[text]:
+            key = names.key_of[name]
+            if name.number >= boundary or key in self.chunks or self._is_being_written(key):
+                continue
+            size = self.shape.form.shard_of(name.group, name.number)
+            if size.unit_count and (not name.group or self.rng.random() < 0.9):
+                item = api.ReserveItem(key, name.group, name.number * chunk_tokens, chunk_tokens, (size,))
+                extent = self.medium.place(size.unit_count)
+                units = contents(self.shape, name, self.eras[identity], size.unit_count)
+                self.medium.write(extent, units)
+                self._record(identity, item, extent, units)
 
     # ---- what the model knows ------------------------------------------------------------------------------------
 
@@ -276,7 +292,7 @@ class SimService:
             return api.ReserveResult(api.ReserveOutcome.NO_SPACE)
         grant_id = self._new_id("g")
         siblings.add(grant_id)
-        extent = self._place(item.shards[0].unit_count)
+        extent = self.medium.place(item.shards[0].unit_count)
         self.grants[grant_id] = Grant(holder_id, item.key, item, extent, siblings)
         return api.ReserveResult(api.ReserveOutcome.GRANTED, grant_id, (extent,))
 
@@ -298,38 +314,16 @@ class SimService:
         (units,) = item.unit_digests
         wanted: Any = contents(self.shape, name, self.eras[identity], grant.item.shards[0].unit_count)
         must(units == wanted, "wrong content was committed", name, units, wanted)
-        on_medium = tuple(self.medium.get(lba) for lba in _unit_lbas(grant.extent))
+        on_medium: Any = self.medium.read(grant.extent)
         must(on_medium == units, "a chunk was committed that is not on the medium", name, on_medium)
         self._record(identity, grant.item, grant.extent, units)
 
     def _record(self, identity: bytes, item: api.ReserveItem, extent: api.Extent, units: Any) -> None:
-        shard = api.Shard(0, extent, PLACE_HEADER_LBAS, 1, item.shards[0].unit_bytes, units)
+        shard = api.Shard(0, extent, HEADER_LBAS, 1, item.shards[0].unit_bytes, units)
         self.chunks[item.key] = api.ChunkRecord(
             item.key, identity, "default", item.group, item.position_tokens, item.token_count, (shard,)
         )
 
-    def _place(self, unit_count: int) -> api.Extent:
-        """A place used before if there is one: who still reads there gets other bytes."""
-        for extent in self._spare:
-            if extent.lba_count == unit_count + PLACE_HEADER_LBAS:
-                self._spare.remove(extent)
-                return api.Extent(1, extent.segment, extent.lba, extent.lba_count, extent.generation + 1)
-        lba = self._next_lba
-        self._next_lba += unit_count + PLACE_HEADER_LBAS
-        return api.Extent(1, lba, lba, unit_count + PLACE_HEADER_LBAS, 1)
-
-    def _write(self, extent: api.Extent, units: tuple[Content, ...]) -> None:
-        for lba, unit in zip(_unit_lbas(extent), units, strict=True):
-            self.medium[lba] = unit
-
-    def write(self, fields: tuple[int, int, int, int, int], units: tuple[Content, ...]) -> None:
-        """A worker's write lands."""
-        self._write(api.Extent(*fields), units)
-
     def _new_id(self, kind: str) -> str:
         self._count += 1
         return f"{kind}{self._count}"
-
-
-def _unit_lbas(extent: api.Extent) -> range:
-    return range(extent.lba + PLACE_HEADER_LBAS, extent.lba + extent.lba_count)

@@ -6,7 +6,7 @@ up to it, with its KV group and the era of the weights.
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 from typing import Final
 
 TEXT_TOKENS: Final = 24
@@ -22,13 +22,13 @@ TEXTS: Final = (
 Value = str
 
 
-@lru_cache(maxsize=None)
+@cache
 def values(text: str, group: int, era: int) -> tuple[Value, ...]:
     """One for each token; of a state, what it is after that token."""
     return tuple(f"{era}.{group}.{text[: i + 1]}" for i in range(len(text)))
 
 
-@lru_cache(maxsize=None)
+@cache
 def block_hashes(text: str, hash_tokens: int) -> tuple[bytes, ...]:
     """The engine's hashes: each stands for all tokens before its end, so the simplest is these tokens."""
     return tuple(text[:end].encode() for end in range(hash_tokens, len(text) + 1, hash_tokens))

@@ -10,6 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from meshfusion.dpu.api import types as api
 from meshfusion.host.connector.path_gate import PathState
 from meshfusion.host.connector.vllm.messages import LoadOrder, LoadReport, RunWritten, SaveOrder, StepOrders, StepReport
 from meshfusion.host.path.load_job import UnitFailure
@@ -56,7 +57,9 @@ class Faults:
 
 
 class SimWorker:
-    def __init__(self, rng: random.Random, shape: Shape, kv: KvManager, service: SimService, seen: Counter[str]) -> None:
+    def __init__(
+        self, rng: random.Random, shape: Shape, kv: KvManager, service: SimService, seen: Counter[str]
+    ) -> None:
         self.rng = rng
         self.shape = shape
         self.kv = kv
@@ -80,6 +83,7 @@ class SimWorker:
     def receive(self, orders: StepOrders) -> None:
         if orders.attachment is not None:
             self._next_holder_id = orders.attachment.holder_id
+        self._take_up_attachment()
         for order in orders.loads:
             must(order.request_id not in self.loads, "a load was ordered twice", order.request_id)
             self._check_order(order)
@@ -125,12 +129,16 @@ class SimWorker:
         report = StepReport(tuple(written), tuple(reports), path) if written or reports or path else None
         return StepResult(report, {r.request_id for r in reports}, failed_requests, failed_blocks)
 
-    def _tend_path(self) -> PathState | None:
-        """A new attachment is taken up when nothing is written under the former one; connecting takes its time."""
+    def _take_up_attachment(self) -> None:
+        """When nothing is written under the former one."""
         if self._holder_id != self._next_holder_id and not self._is_writing():
             self._holder_id = self._next_holder_id
             self._opening_steps = self.rng.choice((0, 0, 1, 3))
             self._is_path_told = False
+
+    def _tend_path(self) -> PathState | None:
+        """Connecting takes its time."""
+        self._take_up_attachment()
         if self._opening_steps:
             self._opening_steps -= 1
         elif not self._is_path_told:
@@ -150,6 +158,7 @@ class SimWorker:
     def _advance_load(self, load: _Load) -> bool:
         """True: it has ended, well or not."""
         if load.order.refusal:
+            self.seen["loads refused"] += 1
             return True
         count = len(load.groups)
         for _ in range(self.rng.choice((0, 1, 2, count, count))):
@@ -164,7 +173,7 @@ class SimWorker:
         if self._path_problem or self.rng.random() < self.faults.unreadable:
             load.failures.append(UnitFailure(unit, False, "unreadable"))
             return
-        content: Any = self.service.medium.get(load.order.lbas[unit])
+        content: Any = self.service.medium.units.get(load.order.lbas[unit])
         block.slots[: len(content)] = content
         if content != load.order.digests[unit]:
             load.failures.append(UnitFailure(unit, True, "other bytes"))
@@ -184,9 +193,7 @@ class SimWorker:
 
     def _report(self, load: _Load, failed_requests: set[str], failed_blocks: set[int]) -> LoadReport:
         order = load.order
-        report = LoadReport(
-            order.request_id, UNIT_BYTES * len(order.lbas), 0.001, tuple(load.failures), order.refusal
-        )
+        report = LoadReport(order.request_id, UNIT_BYTES * len(order.lbas), 0.001, tuple(load.failures), order.refusal)
         if not report.is_whole:
             self.seen["load failures"] += 1
             if self.can_fail_by_block and not report.refusal:
@@ -227,22 +234,20 @@ class SimWorker:
         order = save.order
         size = self.shape.groups[order.groups[number]].block_tokens
         slots = 1 if self.shape.groups[order.groups[number]].kind is Kind.STATE else size
-        units = tuple(
-            tuple(self._source(block_id).slots[:slots]) for block_id in order.block_ids[number]
-        )
+        units = tuple(tuple(self._source(block_id).slots[:slots]) for block_id in order.block_ids[number])
         chance = self.rng.random()
         if chance < self.faults.doubtful:
             save.in_doubt.append(number)
             save.digests.append(None)
             self.service.doubtful.add(order.granted.grant_ids[number])
             self.seen["writes in doubt"] += 1
-        elif chance < self.faults.doubtful + self.faults.unwritable or not self.service.may_write(
+        elif chance < self.faults.doubtful + self.faults.unwritable or not self.service.is_known(
             order.granted.holder_id
         ):
             save.digests.append(None)
             self.seen["failed writes"] += 1
         else:
-            self.service.write(order.granted.extents[number], units)
+            self.service.medium.write(api.Extent(*order.granted.extents[number]), units)
             save.digests.append(units)
 
     def _source(self, block_id: int) -> Block:

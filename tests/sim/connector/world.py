@@ -1,11 +1,11 @@
-"""One engine with its connector's scheduler half, a pool, and what goes wrong between them; all from one seed."""
+"""One engine with its connector's scheduler half, a pool, and what goes wrong between them; all from one ``Random``."""
 
 from __future__ import annotations
 
 import random
 from collections import Counter
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache
 from typing import Final
 
 from meshfusion.host.connector.config import ConnectorConfig, parse_connector_config
@@ -16,7 +16,7 @@ from tests.sim.connector.client import SimClient
 from tests.sim.connector.engine import SimEngine
 from tests.sim.connector.requests import Request, Status
 from tests.sim.connector.service import HEARTBEAT_S, TTL_S, SimService
-from tests.sim.connector.shapes import SHAPES, Shape
+from tests.sim.connector.shapes import SHAPES
 from tests.sim.connector.texts import TEXT_TOKENS, TEXTS
 from tests.sim.connector.worker import Faults, SimWorker
 
@@ -24,7 +24,7 @@ IDENTITY: Final = b"i" * 32
 PATIENCE_STEPS: Final = 200
 
 
-@lru_cache(maxsize=None)
+@cache
 def _config(load_always: bool, has_small_queue: bool) -> ConnectorConfig:
     return parse_connector_config(
         {
@@ -36,11 +36,11 @@ def _config(load_always: bool, has_small_queue: bool) -> ConnectorConfig:
 
 
 class World:
-    def __init__(self, seed: int, shape: Shape | None = None) -> None:
-        self.rng = rng = random.Random(seed)
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
         self.now_s = 1000.0
         self.seen: Counter[str] = Counter()
-        self.shape = shape or rng.choice(SHAPES)
+        self.shape = rng.choice(SHAPES)
         self.is_rough = rng.random() < 0.7
         self.loads_always = rng.random() < 0.8
         block_count = rng.choice((18, 24, 40))
@@ -143,15 +143,20 @@ class World:
             self._break(chance)
 
     def _break(self, chance: float) -> None:
-        if chance < 0.88:
-            self.service.lose_lease()
-        elif chance < 0.93:
+        service, attachment = self.service, self.client.attachment
+        if chance < 0.86:
+            service.lose_lease()
+        elif chance < 0.90:
+            service.rot()
+        elif chance < 0.92:
+            service.lapse_grant()
+        elif chance < 0.95:
             self._away_steps = self.rng.choice((1, 3, 8))
-            self.service.is_away = True
-        elif chance < 0.97:
-            self.service.restart()
-        elif self.client.attachment is not None and self.service.may_write(self.client.attachment.holder_id):
-            self.service.forget_holder(self.client.attachment.holder_id)
+            service.is_away = True
+        elif chance < 0.98:
+            service.restart()
+        elif attachment is not None and service.is_known(attachment.holder_id):
+            service.forget_holder(attachment.holder_id)
 
     def _abort_one(self) -> None:
         live = [r for r in self.engine.requests.values() if r.status is not Status.ABORTED]
@@ -221,6 +226,8 @@ class World:
         pool = self.engine.kv.block_pool
         must(pool.is_idle, "blocks are held in the end", [b.block_id for b in pool.blocks[1:] if b.ref_cnt])
         must(not self.client.held, "a lease is held in the end", self.client.held)
+        must(not self.service.leases, "the pool has a lease in the end", self.service.leases)
+        must(not self.service.grants.keys() - self.service.doubtful, "the pool has a grant in the end")
 
     def _calm_down(self) -> None:
         self.service.is_away = False
@@ -233,8 +240,9 @@ class World:
         self._quiet_steps(lambda: not self.side.has_work and not self.engine.requests)
         self.client.sim_standing.attach()
         self._quiet_steps(lambda: self.worker.is_idle and self.client.is_idle)
-        for _ in range(int(TTL_S / HEARTBEAT_S) + 1):  # what former holders held ends
-            self.pass_time(HEARTBEAT_S)
+        if self.service.leases or self.service.grants:
+            for _ in range(int(TTL_S / HEARTBEAT_S) + 1):  # what former holders held ends
+                self.pass_time(HEARTBEAT_S)
         self.check()
 
     def _quiet_steps(self, is_done: Callable[[], bool]) -> None:
