@@ -16,7 +16,7 @@ from meshfusion.host.pool_client import Asked, PoolClient
 from meshfusion.host.pool_events import Event, LeasesLost, Matched, ReserveWish
 from meshfusion.host.pool_standing import PoolStanding, Standing
 from tests.sim.connector.blocks import must
-from tests.sim.connector.requests import Request
+from tests.sim.connector.requests import Request, Status
 from tests.sim.connector.service import Asking, SimService
 from tests.sim.connector.shapes import Shape
 
@@ -107,7 +107,10 @@ class SimClient(PoolClient):
         for lease_id in lease_ids:
             must(lease_id not in self._released, "a lease was released twice", lease_id)
             self._released.add(lease_id)
-            self.held.pop(lease_id, None)
+            request_id, _ = self.held.pop(lease_id, ("", 0))
+            request = self._requests.get(request_id)
+            is_loading = request is not None and request.status in (Status.LOADING, Status.ABORTED)
+            must(not is_loading, "the lease of a load under way was released", request_id)
         super().release(lease_ids)
 
     def take_events(self) -> list[Event]:

@@ -66,7 +66,7 @@ class SimEngine:
         else:
             self.waiting.remove(request)
         is_loading = request.status is Status.LOADING
-        request.status = Status.ABORTED
+        request.status = Status.ABORTED if is_loading else Status.ENDED
         self._side.finished(request)
         if not is_loading:
             self._forget(request)
@@ -139,7 +139,7 @@ class SimEngine:
             if not count or not self.kv.extend(request, start, start + count):
                 return None
             return self._run(request, count)
-        local = self.kv.local_hit(request)
+        local = 0 if request.skip_reading_prefix_cache else self.kv.local_hit(request)
         external = self._ask(request, local)
         if external is None:
             return 0
@@ -257,16 +257,16 @@ class SimEngine:
                     self._cut_at(request, result.failed_blocks)
         if result.report is not None and result.report.path is not None:
             self._client.is_path_open = not result.report.path.problem
-        self._side.workers_reported(result.report, result.finished)
         for request_id in result.finished:
             must(request_id in self.requests, "a load was reported of a request that is not there", request_id)
             request = self.requests[request_id]
-            if request.status is Status.ABORTED:
-                self._forget(request)
+            must(request.status in (Status.LOADING, Status.ABORTED), "a load was reported twice", request_id)
+            request.status = Status.LOADED if request.status is Status.LOADING else Status.ENDED
+        self._side.workers_reported(result.report, result.finished)
+        for request_id in result.finished:
+            if self.requests[request_id].status is Status.ENDED:
+                self._forget(self.requests[request_id])
                 self.seen["aborted while loading"] += 1
-            else:
-                must(request.status is Status.LOADING, "a load was reported twice", request_id)
-                request.status = Status.LOADED
 
     def _cut_at(self, request: Request, failed_blocks: set[int]) -> None:
         size = self.shape.groups[0].block_tokens

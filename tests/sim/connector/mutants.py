@@ -55,6 +55,15 @@ def _keeps_lease(self: Lookups, request_id: str) -> list[Effect]:
     return [effect for effect in _finished(self, request_id) if not isinstance(effect, ReleaseLease)]
 
 
+_allocated = Lookups.allocated
+
+
+def _releases_early(self: Lookups, request_id: str, external_tokens: int, block_ids: Any) -> list[Effect]:
+    effects = _allocated(self, request_id, external_tokens, block_ids)
+    lookup = self._lookups.get(request_id)
+    return effects + (self._release(lookup) if lookup is not None else [])
+
+
 _matched = Lookups.matched
 
 
@@ -115,6 +124,7 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "keeps the lease of an aborted request": Mutant(Lookups, "finished", _keeps_lease, "a lease outlives its request"),
     "keeps the lease of a late answer": Mutant(Lookups, "matched", _keeps_orphans, "a lease outlives its request"),
+    "releases the lease when a load begins": Mutant(Lookups, "allocated", _releases_early, "lease of a load under way"),
     "releases leases twice": Mutant(Lookups, "_release", _releases_again, "released twice"),
     "keeps blocks pinned after a refusal": Mutant(SavePipeline, "refused", _keeps_pins, "held in the end"),
     "loads into other blocks": Mutant(LoadPipeline, "start", _to_other_blocks, "ordered to other blocks"),

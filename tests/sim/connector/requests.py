@@ -16,6 +16,7 @@ class Status(enum.Enum):
     LOADED = "loaded"  # reported, not scheduled since
     RUNNING = "running"
     ABORTED = "aborted"  # while it was loading: its blocks stay until that is reported
+    ENDED = "ended"
 
 
 class Request:

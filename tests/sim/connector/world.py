@@ -25,11 +25,10 @@ PATIENCE_STEPS: Final = 200
 
 
 @cache
-def _config(load_always: bool, has_small_queue: bool) -> ConnectorConfig:
+def _config(has_small_queue: bool) -> ConnectorConfig:
     return parse_connector_config(
         {
             "service": "unix:///nowhere",
-            "load_always": load_always,
             "save_queue": (1 if has_small_queue else 64) << 20,
         }
     )
@@ -42,7 +41,6 @@ class World:
         self.seen: Counter[str] = Counter()
         self.shape = rng.choice(SHAPES)
         self.is_rough = rng.random() < 0.7
-        self.loads_always = rng.random() < 0.8
         block_count = rng.choice((18, 24, 40))
         self.service = SimService(rng, self.shape, IDENTITY, self.seen)
         self.service.pass_time(self.now_s)
@@ -51,7 +49,7 @@ class World:
         self.worker = SimWorker(rng, self.shape, self.engine.kv, self.service, self.seen)
         self.side = SchedulerSide(
             self.client,
-            _config(self.loads_always, rng.random() < 0.3),
+            _config(rng.random() < 0.3),
             WorkerFacts(IDENTITY, "", self.shape.form, self.shape.hash_tokens, block_count),
             kv_cache_manager=self.engine.kv,
             now_s=self._now_s,
@@ -70,7 +68,7 @@ class World:
             )
         if rng.random() < 0.7:
             self._save_as_another()
-        self.add_request(rng.choice(TEXTS))
+        self.add_request()
 
     def _now_s(self) -> float:
         return self.now_s
@@ -81,7 +79,7 @@ class World:
         """One pass of the scheduler, with what happens around it."""
         rng = self.rng
         if rng.random() < 0.4 and len(self.engine.requests) < 5:
-            self.add_request(rng.choice(TEXTS))
+            self.add_request()
         if rng.random() < 0.3:
             self._disturb()
         self.pass_time(rng.choice((0.001, 0.004, 0.03)))
@@ -101,13 +99,15 @@ class World:
         engine.forward(scheduled)
         engine.update(self.worker.step())
 
-    def add_request(self, text: str, prompt_tokens: int = 0) -> Request:
-        self._request_count += 1
-        prompt_tokens = prompt_tokens or self.rng.randrange(2, 19)
-        last_tokens = min(TEXT_TOKENS, prompt_tokens + self.rng.randrange(1, 6))
-        request = Request(f"r{self._request_count}", self.shape, text, prompt_tokens, last_tokens)
+    def add_request(self) -> None:
+        request = self._request(self.rng.choice(TEXTS), self.rng.randrange(2, 19))
+        request.skip_reading_prefix_cache = self.rng.random() < 0.03
         self.engine.add(request)
-        return request
+
+    def _request(self, text: str, prompt_tokens: int) -> Request:
+        self._request_count += 1
+        last_tokens = min(TEXT_TOKENS, prompt_tokens + self.rng.randrange(1, 6))
+        return Request(f"r{self._request_count}", self.shape, text, prompt_tokens, last_tokens)
 
     def pass_time(self, seconds: float) -> None:
         self.now_s += seconds
@@ -146,6 +146,7 @@ class World:
         service, attachment = self.service, self.client.attachment
         if chance < 0.86:
             service.lose_lease()
+            self.client.sim_standing.beat()
         elif chance < 0.90:
             service.rot()
         elif chance < 0.92:
@@ -206,13 +207,12 @@ class World:
 
     def probe(self) -> None:
         """After whatever happened: what one request computes, the next one finds, up to the last boundary."""
-        if not self.loads_always:
-            return
         self.engine.is_calm = True
         text, tokens = self.rng.choice(TEXTS), self.rng.randrange(6, 19)
         for _ in range(2):
             self.engine.kv.block_pool.forget_cached()
-            request = self.add_request(text, tokens)
+            request = self._request(text, tokens)
+            self.engine.add(request)
             self.client.run_fast(99)
             self._settle()
         wanted = self.shape.boundary_max(tokens) * self.shape.chunk_tokens
