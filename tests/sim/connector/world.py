@@ -238,6 +238,7 @@ class World:
     def _settle(self) -> None:
         """Step as long as somebody asks for it."""
         self._quiet_steps(lambda: not self.side.has_work and not self.engine.requests)
+        self.client.sim_standing.beat()  # it may be that we are known no more
         self.client.sim_standing.attach()
         self._quiet_steps(lambda: self.worker.is_idle and self.client.is_idle)
         if self.service.leases or self.service.grants:
