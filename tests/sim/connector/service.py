@@ -81,7 +81,9 @@ class SimService:
             (n for n in range(len(request.groups[0].keys), 0, -1) if self._can_resume(identity, request, n)), 0
         )
         assert self.asking is not None
-        wanted = self.boundary(identity, self.asking.text, self.asking.token_count)
+        wanted = 0  # if asked under a former identity: before a reset
+        if any(key in self._names(identity).of_key for keys in request.groups for key in keys.keys):
+            wanted = self.boundary(identity, self.asking.text, self.asking.token_count)
         must(count == wanted, "a lookup finds another boundary than there is", count, wanted)
         if not count:
             return api.MatchReply("", 0, ())
