@@ -46,7 +46,8 @@ CLOSE_DEADLINE_S = 2.0
 
 
 class PoolClient:
-    """One scheduler's client of one service, in this process or over gRPC. ``form``: what a chunk of ours is."""
+    """One scheduler's client of one service, in this process or over gRPC. ``form``: what a chunk of ours is.
+    ``now_s`` reads the clock."""
 
     def __init__(
         self,
@@ -56,8 +57,10 @@ class PoolClient:
         engine_version: str,
         form: ChunkForm,
         access: api.Access = api.Access.LOCAL,
+        now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._service = service
+        self._now_s = now_s
         self._form = form
         self._lease_holders: dict[str, str] = {}  # a lease is given back by the holder that got it
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
@@ -166,7 +169,7 @@ class PoolClient:
         answer = None
         try:
             standing = self._standing.current
-            asked = keys_of() if standing is not None and time.monotonic() < deadline_s else None
+            asked = keys_of() if standing is not None and self._now_s() < deadline_s else None
             if standing is not None and asked and asked[0].keys:
                 answer = self._ask_stored(standing, request_id, attempt, asked, deadline_s)
         except Exception:
@@ -179,7 +182,7 @@ class PoolClient:
         holder_id = standing.attachment.holder_id
         request = api.MatchRequest(holder_id, request_id, self._form.chunk_tokens, asked)
         # A little more than the scheduler waits: a late answer carries a lease that must be given back.
-        patience_s = max(0.0, deadline_s - time.monotonic()) + 0.25
+        patience_s = max(0.0, deadline_s - self._now_s()) + 0.25
         reply = self._standing.ask("match", holder_id, lambda: self._service.match(request, deadline_s=patience_s))
         if reply is None:
             return None

@@ -10,7 +10,7 @@ import logging
 import time
 import uuid
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from meshfusion.host.connector.config import ConnectorConfig
@@ -43,7 +43,7 @@ _SAVE_NAMES = {
 
 
 class SchedulerSide:
-    """Made once the workers have proven their layout; ``facts`` is what they proved."""
+    """Made once the workers have proven their layout; ``facts`` is what they proved. ``now_s`` reads the clock."""
 
     def __init__(
         self,
@@ -53,7 +53,9 @@ class SchedulerSide:
         *,
         kv_cache_manager: Any,
         lora_dtype: str = "",
+        now_s: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._now_s = now_s
         self._client = client
         self._config = config
         self._identity = facts.identity
@@ -76,7 +78,7 @@ class SchedulerSide:
     def on_new_request(self, request: Any) -> None:
         self._requests[request.request_id] = request
         if not request.skip_reading_prefix_cache:
-            self._carry_out(self._lookups.new_request(time.monotonic(), request.request_id))
+            self._carry_out(self._lookups.new_request(self._now_s(), request.request_id))
 
     def matched_tokens(self, request: Any, local_tokens: int) -> int | None:
         """Tokens beyond ``local_tokens`` that can be loaded; None: not known yet."""
@@ -85,11 +87,11 @@ class SchedulerSide:
         self._take_events()
         if request.request_id not in self._requests:
             self._requests[request.request_id] = request
-        gate = self._gate.look(time.monotonic())
+        gate = self._gate.look(self._now_s())
         if gate is not Gate.OPEN:
             self.counters["lookups_without_path"] += gate is Gate.CLOSED
             return None if gate is Gate.WAIT else 0
-        tokens, effects = self._lookups.query(time.monotonic(), request.request_id, local_tokens, self._is_load_worth)
+        tokens, effects = self._lookups.query(self._now_s(), request.request_id, local_tokens, self._is_load_worth)
         if effects:
             self._carry_out(effects)
         return tokens
@@ -113,7 +115,7 @@ class SchedulerSide:
         """The end of a scheduling pass: plan saves for what this step computes; hand out loads and granted saves."""
         self._measure_prefill(scheduler_output)
         self._take_events()
-        self._pipeline.give_up_repeats(time.monotonic())
+        self._pipeline.give_up_repeats(self._now_s())
         attachment = self._client.attachment
         wishes = self._pipeline.take_repeats(attachment.holder_id) if attachment is not None else []
         snapshots = snapshots_of(scheduler_output)
@@ -128,7 +130,7 @@ class SchedulerSide:
         lease_ids = self._lookups.take_lease_change()
         if lease_ids is not None:
             self._client.set_leases(lease_ids)
-        self._gate.stepped(time.monotonic())
+        self._gate.stepped(self._now_s())
         return StepOrders(attachment, self._loads.take_orders(), self._pipeline.take_orders())
 
     def workers_reported(self, report: StepReport | None, finished_loads: set[str]) -> None:
@@ -138,7 +140,7 @@ class SchedulerSide:
                 self._gate.workers_told(report.path)
             for load in report.loads:
                 self._load_reported(load)
-            self._pipeline.written(time.monotonic(), report.written)
+            self._pipeline.written(self._now_s(), report.written)
         for request_id in finished_loads & self._loads.under_way:  # reported without details: treat as failed
             self._end_load(request_id, failed=True)
 
@@ -146,7 +148,7 @@ class SchedulerSide:
     def has_work(self) -> bool:
         """The engine must keep stepping: saves hold blocks pinned, or a lookup's answer, whose request may be gone,
         brings a lease to be given back, or the workers have yet to say whether they reach the data."""
-        is_path_unknown = self._gate.needs_steps(time.monotonic())
+        is_path_unknown = self._gate.needs_steps(self._now_s())
         return self._saves.pending_count > 0 or self._unanswered_lookups > 0 or is_path_unknown
 
     def reset(self) -> None:
@@ -196,7 +198,7 @@ class SchedulerSide:
             case Matched(request_id, attempt, lease_id, stored):
                 self._unanswered_lookups -= 1
                 self._note_missing(request_id, stored.chunk_count)
-                self._carry_out(self._lookups.matched(time.monotonic(), request_id, attempt, lease_id, stored))
+                self._carry_out(self._lookups.matched(self._now_s(), request_id, attempt, lease_id, stored))
             case Reserved():
                 self._pipeline.reserved(event)
             case ReserveFailed(run_id):
@@ -230,7 +232,7 @@ class SchedulerSide:
     def _start_match(self, request_id: str, attempt: int) -> None:
         request = self._requests[request_id]
         hashes = self._chunking.chunk_hashes(request, 0, self._chunking.form.boundary_max(request.num_tokens))
-        deadline_s = time.monotonic() + self._lookup_options.patience_s
+        deadline_s = self._now_s() + self._lookup_options.patience_s
         keys = self._chunking.keys(request, self._identity)
         self._unanswered_lookups += 1
         self._client.match(request_id, attempt, lambda: keys.asked(hashes), deadline_s)
@@ -254,7 +256,7 @@ class SchedulerSide:
 
     def _measure_prefill(self, scheduler_output: Any) -> None:
         """The time from one pass to the next is what the step between them took (an idle engine makes no passes)."""
-        now_s = time.monotonic()
+        now_s = self._now_s()
         if self._step_started_s is not None:
             self._loads.estimate.observe_prefill(self._step_tokens, now_s - self._step_started_s)
         self._step_started_s, self._step_tokens = now_s, scheduler_output.total_num_scheduled_tokens

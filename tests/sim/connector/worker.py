@@ -1,0 +1,258 @@
+"""The workers' half as the scheduler's half meets it: orders come in, after some steps each is reported, once.
+
+Units move one by one, so that whatever the engine does to their blocks meanwhile is seen.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from meshfusion.dpu.api import types as api
+from meshfusion.host.connector.path_gate import PathState
+from meshfusion.host.connector.vllm.messages import LoadOrder, LoadReport, RunWritten, SaveOrder, StepOrders, StepReport
+from meshfusion.host.path.load_job import UnitFailure
+from tests.sim.connector.blocks import Block, must
+from tests.sim.connector.kv_manager import KvManager
+from tests.sim.connector.names import Content
+from tests.sim.connector.requests import Status
+from tests.sim.connector.service import SimService
+from tests.sim.connector.shapes import UNIT_BYTES, Kind, Shape
+
+
+class StepResult(NamedTuple):
+    """What the engine is told at the end of a step."""
+
+    report: StepReport | None
+    finished: set[str]
+    failed_requests: set[str]
+    failed_blocks: set[int]
+
+
+@dataclass(slots=True)
+class _Load:
+    order: LoadOrder
+    groups: tuple[int, ...]
+    done: int = 0
+    failures: list[UnitFailure] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Save:
+    order: SaveOrder
+    digests: list[tuple[Content, ...] | None] = field(default_factory=list)
+    in_doubt: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Faults:
+    """Chances, for each unit or chunk."""
+
+    unreadable: float = 0.0
+    unwritable: float = 0.0
+    doubtful: float = 0.0
+    no_path: float = 0.0
+
+
+class SimWorker:
+    def __init__(
+        self, rng: random.Random, shape: Shape, kv: KvManager, service: SimService, seen: Counter[str]
+    ) -> None:
+        self.rng = rng
+        self.shape = shape
+        self.kv = kv
+        self.service = service
+        self.seen = seen
+        self.faults = Faults()
+        self.loads: dict[str, _Load] = {}
+        self.saves: list[_Save] = []
+        self._holder_id = ""
+        self._next_holder_id = ""
+        self._opening_steps = 0
+        self._is_path_told = True
+        self._path_problem = ""
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.loads and not self.saves and self._is_path_told
+
+    # ---- orders --------------------------------------------------------------------------------------------------
+
+    def receive(self, orders: StepOrders) -> None:
+        if orders.attachment is not None:
+            self._next_holder_id = orders.attachment.holder_id
+        self._take_up_attachment()
+        for order in orders.loads:
+            must(order.request_id not in self.loads, "a load was ordered twice", order.request_id)
+            self._check_order(order)
+            groups = tuple(group for group, count in enumerate(order.unit_counts) for _ in range(count))
+            self.loads[order.request_id] = _Load(order, groups)
+        for save in orders.saves:
+            self.saves.append(_Save(save))
+            self.service.writing.update(save.granted.grant_ids)
+
+    def _check_order(self, order: LoadOrder) -> None:
+        """It asks for just the blocks that the engine took for it."""
+        request = self.kv.requests[order.request_id]
+        must(request.status is Status.LOADING, "a load was ordered of a request that waits for none", order)
+        if order.refusal:
+            return
+        wanted = [
+            block.block_id
+            for group, table in zip(self.shape.groups, request.tables, strict=True)
+            for block in table[request.local_tokens // group.block_tokens :]
+            if not block.is_null
+        ]
+        must(list(order.block_ids) == wanted, "a load was ordered to other blocks", order.block_ids, wanted)
+
+    # ---- a step --------------------------------------------------------------------------------------------------
+
+    def step(self) -> StepResult:
+        """Some of what is to do is done."""
+        failed_requests: set[str] = set()
+        failed_blocks: set[int] = set()
+        path = self._tend_path()
+        reports = []
+        for load in list(self.loads.values()):
+            if self._advance_load(load):
+                del self.loads[load.order.request_id]
+                reports.append(self._report(load, failed_requests, failed_blocks))
+        written = []
+        for save in self.saves[:]:
+            result = self._advance_save(save)
+            if result is not None:
+                self.saves.remove(save)
+                self.service.writing.difference_update(save.order.granted.grant_ids)
+                written.append(result)
+        report = StepReport(tuple(written), tuple(reports), path) if written or reports or path else None
+        return StepResult(report, {r.request_id for r in reports}, failed_requests, failed_blocks)
+
+    def _take_up_attachment(self) -> None:
+        """When nothing is written under the former one."""
+        if self._holder_id != self._next_holder_id and not self._is_writing():
+            self._holder_id = self._next_holder_id
+            self._opening_steps = self.rng.choice((0, 0, 1, 3))
+            self._is_path_told = False
+
+    def _tend_path(self) -> PathState | None:
+        """Connecting takes its time."""
+        self._take_up_attachment()
+        if self._opening_steps:
+            self._opening_steps -= 1
+        elif not self._is_path_told:
+            self._is_path_told = True
+            self._path_problem = "no way" if self.rng.random() < self.faults.no_path else ""
+            return PathState(self._holder_id, self._path_problem)
+        elif self._path_problem and self.rng.random() < 0.5:
+            self._path_problem = ""
+            return PathState(self._holder_id)
+        return None
+
+    def _is_writing(self) -> bool:
+        return any(save.order.granted.holder_id == self._holder_id for save in self.saves)
+
+    # ---- loads ---------------------------------------------------------------------------------------------------
+
+    def _advance_load(self, load: _Load) -> bool:
+        """True: it has ended, well or not."""
+        if load.order.refusal:
+            self.seen["loads refused"] += 1
+            return True
+        count = len(load.groups)
+        for _ in range(self.rng.choice((0, 1, 2, count, count))):
+            if load.done == count:
+                break
+            self._load_unit(load, load.done)
+            load.done += 1
+        return load.done == count
+
+    def _load_unit(self, load: _Load, unit: int) -> None:
+        block = self._target(load, unit)
+        if self._path_problem or self.rng.random() < self.faults.unreadable:
+            load.failures.append(UnitFailure(unit, False, "unreadable"))
+            return
+        content: Any = self.service.medium.units.get(load.order.lbas[unit])
+        block.slots[: len(content)] = content
+        if content != load.order.digests[unit]:
+            load.failures.append(UnitFailure(unit, True, "other bytes"))
+            self.seen["mismatches"] += 1
+
+    def _target(self, load: _Load, unit: int) -> Block:
+        """Where a unit goes is its request's alone, until it was reported."""
+        request = self.kv.requests.get(load.order.request_id)
+        must(request is not None, "a load outlived its request", load.order.request_id)
+        assert request is not None
+        block = self.kv.block_pool.blocks[load.order.block_ids[unit]]
+        must(not block.is_null, "a unit was loaded into the null block", load.order.request_id)
+        must(block in request.tables[load.groups[unit]], "a unit was loaded into a block of others", block.block_id)
+        must(block.ref_cnt == 1, "a unit was loaded into a block that others hold", block.block_id)
+        must(block.cached_as is None, "a unit was loaded into a block that can be found", block.block_id)
+        return block
+
+    def _report(self, load: _Load, failed_requests: set[str], failed_blocks: set[int]) -> LoadReport:
+        order = load.order
+        report = LoadReport(order.request_id, UNIT_BYTES * len(order.lbas), 0.001, tuple(load.failures), order.refusal)
+        if not report.is_whole:
+            self.seen["load failures"] += 1
+            if self.can_fail_by_block and not report.refusal:
+                failed_blocks.update(order.block_ids[failure.index] for failure in load.failures)
+            else:
+                failed_requests.add(order.request_id)
+        return report
+
+    @property
+    def can_fail_by_block(self) -> bool:
+        """The engine goes on at the first block that failed. Only where it has all that lies before."""
+        return [group.kind for group in self.shape.groups] == [Kind.WHOLE]
+
+    # ---- saves ---------------------------------------------------------------------------------------------------
+
+    def _advance_save(self, save: _Save) -> RunWritten | None:
+        """The result when it has ended."""
+        granted = save.order.granted
+        if granted.holder_id != self._holder_id:
+            if granted.holder_id == self._next_holder_id:
+                return None
+            self.seen["saves refused by the worker"] += 1
+            return RunWritten(save.order.run_id, (None,) * len(granted.indexes), "another holder's")
+        if self._opening_steps or not self._is_path_told:
+            return None
+        count = len(granted.indexes)
+        for _ in range(self.rng.choice((0, 1, count, count))):
+            if len(save.digests) == count:
+                break
+            self._save_chunk(save, len(save.digests))
+        if len(save.digests) < count:
+            return None
+        self.seen["saves"] += 1
+        digests: Any = tuple(save.digests)
+        return RunWritten(save.order.run_id, digests, "", tuple(save.in_doubt))
+
+    def _save_chunk(self, save: _Save, number: int) -> None:
+        order = save.order
+        size = self.shape.groups[order.groups[number]].block_tokens
+        slots = 1 if self.shape.groups[order.groups[number]].kind is Kind.STATE else size
+        units = tuple(tuple(self._source(block_id).slots[:slots]) for block_id in order.block_ids[number])
+        chance = self.rng.random()
+        if chance < self.faults.doubtful:
+            save.in_doubt.append(number)
+            save.digests.append(None)
+            self.service.doubtful.add(order.granted.grant_ids[number])
+            self.seen["writes in doubt"] += 1
+        elif chance < self.faults.doubtful + self.faults.unwritable or not self.service.is_known(
+            order.granted.holder_id
+        ):
+            save.digests.append(None)
+            self.seen["failed writes"] += 1
+        else:
+            self.service.medium.write(api.Extent(*order.granted.extents[number]), units)
+            save.digests.append(units)
+
+    def _source(self, block_id: int) -> Block:
+        """What is written is pinned: nobody else's, and not to be computed over."""
+        block = self.kv.block_pool.blocks[block_id]
+        must(not block.is_null, "the null block was saved")
+        must(block.pin_count > 0, "a block was saved that is not pinned", block_id)
+        return block
