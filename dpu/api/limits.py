@@ -110,6 +110,18 @@ def check_groups(groups: Sequence[GroupKeys]) -> None:
         for wrong in set(map(len, group.keys)) - {0, KEY_BYTES}:
             raise malformed(f"{field}.keys", f"has a key of {wrong} bytes, not {KEY_BYTES} (or 0: nothing is stored)")
         _check_first_needed(f"{field}.first_needed", group.first_needed, len(group.keys))
+        _check_needed_have_keys(field, group)
+
+
+def _check_needed_have_keys(field: str, group: GroupKeys) -> None:
+    """A chunk without a key cannot be looked for, and a boundary that needs it would be said to be there. Since needs
+    never begin earlier, no boundary needs a chunk that the first one after it does not."""
+    for i, key in enumerate(group.keys):
+        if not key and group.first_needed[i] != i + 1:
+            raise malformed(
+                f"{field}.first_needed[{i}]",
+                f"is {group.first_needed[i]}; chunk {i} has no key, so it must be {i + 1}: nothing needs that chunk",
+            )
 
 
 def _check_first_needed(field: str, first_needed: tuple[int, ...], chunk_count: int) -> None:

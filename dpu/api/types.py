@@ -154,7 +154,7 @@ class Attachment:
 class GroupKeys:
     """The chunks of one KV group of a request, from token 0 on; all groups of a request have equally many.
 
-    ``keys[i]``: of chunk ``i``; b"" where the group stores nothing of it, and then it counts as there.
+    ``keys[i]``: of chunk ``i``; b"" where the group stores nothing of it, and nothing may need it then.
     ``first_needed[i]``: to resume after chunk ``i`` this group's chunks ``first_needed[i]`` to ``i`` must be there;
     ``i + 1`` when none must. Never decreases.
     """

@@ -108,8 +108,7 @@ class _GroupNeeds:
             return boundary
         self._checked_from = 0
         for i, key in enumerate(self._asked.keys[:boundary]):
-            if not key:
-                continue  # nothing is stored of it
+            assert key, "needed, and has no key"
             record = self._find(self._asked, i)
             if record is None:
                 return i
@@ -124,8 +123,7 @@ class _GroupNeeds:
         keys = self._asked.keys
         first = self._asked.first_needed[boundary - 1]
         for i in range(min(self._checked_from, boundary) - 1, first - 1, -1):
-            if not keys[i]:
-                continue  # nothing is stored of it
+            assert keys[i], "needed, and has no key"
             record = self._find(self._asked, i)
             if record is None:
                 self._checked_from = i

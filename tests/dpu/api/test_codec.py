@@ -62,8 +62,9 @@ def key_groups(draw: st.DrawFn) -> tuple[t.GroupKeys, ...]:
         for i in range(count):
             first_needed.append(draw(st.integers(first_needed[-1] if first_needed else 0, i + 1)))
         is_whole = draw(st.booleans())
-        group_keys = draw(st.lists(keys | st.just(b""), min_size=count, max_size=count))
-        groups.append(t.GroupKeys(group, tuple(group_keys), (0,) * count if is_whole else tuple(first_needed)))
+        needs = (0,) * count if is_whole else tuple(first_needed)
+        names = tuple(draw(keys | st.just(b"") if need > i else keys) for i, need in enumerate(needs))
+        groups.append(t.GroupKeys(group, names, needs))
     return tuple(groups)
 
 
@@ -292,6 +293,10 @@ def _asked(first_needed: tuple[int, ...], *, group: int = 0, keys: int | None = 
         ((_asked((1, 3)),), r"groups\[0\].first_needed\[1\] is 3; it must lie between 1 and 2"),
         ((_asked((1, 2, 1)),), r"groups\[0\].first_needed\[2\] is 1; it must lie between 2 and 3"),
         ((_asked((-1, 0)),), r"groups\[0\].first_needed\[0\] is -1; it must lie between 0 and 1"),
+        (
+            (t.GroupKeys(0, (b"k" * 32, b""), (0, 1)),),
+            r"groups\[0\].first_needed\[1\] is 1; chunk 1 has no key, so it must be 2: nothing needs that chunk",
+        ),
         ((_asked((0,), group=2**32),), r"groups\[0\].group is 4294967296; it must lie between 0 and 4294967295"),
     ],
 )
@@ -311,13 +316,13 @@ def test_groups_are_packed() -> None:
     """1000 chunks: a key is 34 bytes with its tag and length, one of a chunk that is not stored 2, a need 1."""
     count = 1_000
     window = t.GroupKeys(1, (b"w" * 32,) * count, tuple(max(0, i - 7) for i in range(count)))
-    nothing = t.GroupKeys(2, (b"",) * count, (0,) * count)
+    nothing = t.GroupKeys(2, (b"",) * count, tuple(range(1, count + 1)))
     sizes = [
         len(codec_match.match_request_to_pb(t.MatchRequest("h", "r", 16, groups)).SerializeToString())
         for groups in ((), (window,), (nothing,))
     ]
     assert 35 * count <= sizes[1] - sizes[0] < 35 * count + 16
-    assert 2 * count <= sizes[2] - sizes[0] < 2 * count + 16
+    assert 3 * count <= sizes[2] - sizes[0] < 3 * count + 16
 
 
 def test_digests_are_packed_back_to_back() -> None:

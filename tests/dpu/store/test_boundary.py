@@ -36,9 +36,7 @@ def by_definition(
     groups: tuple[api.GroupKeys, ...], stored: dict[Place, api.ChunkRecord], pinned: set[int], pinned_max: int
 ) -> tuple[int, tuple[api.ChunkRecord, ...]]:
     for boundary in range(len(groups[0].keys) if groups else 0, 0, -1):
-        needed = [
-            (g.group, i) for g in groups for i in range(g.first_needed[boundary - 1], boundary) if g.keys[i] != b""
-        ]
+        needed = [(g.group, i) for g in groups for i in range(g.first_needed[boundary - 1], boundary)]
         if needed and all(place in stored for place in needed):
             chunks = tuple(stored[place] for place in needed)
             if len(pinned | {chunk.shards[0].extent.segment for chunk in chunks}) <= pinned_max:
@@ -58,7 +56,7 @@ def lookups(draw: st.DrawFn) -> tuple[tuple[api.GroupKeys, ...], dict[Place, api
             low = first_needed[-1] if first_needed else 0
             any_step = st.integers(low, i + 1)
             first_needed.append(draw(st.just(max(0, i - window + 1)) if window <= count + 1 else any_step))
-        names = tuple(b"" if draw(st.integers(0, 7)) == 0 else key(group, i) for i in range(count))
+        names = tuple(b"" if need > i and draw(st.booleans()) else key(group, i) for i, need in enumerate(first_needed))
         groups.append(api.GroupKeys(group, names, tuple(first_needed)))
         for i in range(count):
             if draw(st.integers(0, 5)):

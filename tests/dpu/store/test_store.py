@@ -136,7 +136,7 @@ def test_a_lower_boundary_is_offered_where_the_longest_would_pin_too_much(pool: 
 def test_a_boundary_that_takes_nothing_stored_is_none(pool: Driver) -> None:
     """Nothing says then that the tokens before it were ever seen."""
     pool.put("one", item(0, units=1), item(1, units=1))
-    nothing = api.GroupKeys(3, (b"",) * 3, (0, 0, 0))
+    nothing = api.GroupKeys(3, (b"",) * 3, (1, 2, 3))
     assert pool.match_groups("one", nothing) == api.MatchReply("", 0, ())
     local = api.GroupKeys(0, (key(0), key(1), b""), (0, 0, 3))
     reply = pool.match_groups("one", local, nothing)

@@ -11,6 +11,7 @@ from typing import Final
 from meshfusion.host.connector.config import ConnectorConfig, parse_connector_config
 from meshfusion.host.connector.vllm.messages import WorkerFacts
 from meshfusion.host.connector.vllm.scheduler import SchedulerSide
+from meshfusion.host.path.block_layout import Runs
 from tests.sim.connector.blocks import must
 from tests.sim.connector.client import SimClient
 from tests.sim.connector.engine import SimEngine
@@ -50,7 +51,7 @@ class World:
         self.side = SchedulerSide(
             self.client,
             _config(rng.random() < 0.3),
-            WorkerFacts(IDENTITY, "", self.shape.form, self.shape.hash_tokens, block_count),
+            WorkerFacts(IDENTITY, "", self.shape.form, self.shape.hash_tokens, block_count, Runs(4096, 4096)),
             kv_cache_manager=self.engine.kv,
             now_s=self._now_s,
         )
