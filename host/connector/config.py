@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from meshfusion.dpu.api.address import parse_address
-from meshfusion.host.path.probe import PathKind
+from meshfusion.host.path.path_kind import PathKind
 from meshfusion.jbof.config_problems import (
     ConfigProblem,
     ConfigProblemsError,
@@ -78,6 +78,13 @@ class WantedPath(enum.Enum):
         return None if self is WantedPath.AUTO else PathKind(self.value)
 
 
+class WantedLayout(enum.Enum):
+    """Who chooses how the engine's KV blocks lie in memory (:mod:`meshfusion.host.kv.layout_wish`)."""
+
+    AUTO = "auto"
+    ENGINE = "engine"
+
+
 class _Model(BaseModel):
     # Strict: "yes" is no bool and true is no size, so that a slip shows instead of being guessed at.
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -113,6 +120,12 @@ class ConnectorConfig(_Model):
         strict=False,
         description="what a target's key to the engine's memory opens on path rdma: region (all KV memory, until the "
         "path is closed) or command (one command's blocks, until it has ended; refused where a device cannot)",
+    )
+    kv_layout: WantedLayout = Field(
+        default=WantedLayout.AUTO,
+        strict=False,
+        description="auto asks the engine to lay all layers of a block side by side, where its kernels take that with "
+        "pages as they are: fewer descriptors, the same chunks; engine leaves the layout to it",
     )
     on_unsupported: OnUnsupported = Field(
         default=OnUnsupported.REFUSE, strict=False, description="refuse to start, or serve_without_cache, loudly"

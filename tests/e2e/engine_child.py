@@ -149,6 +149,11 @@ class Engine:
         side._take_events()  # an idle engine makes no steps, and so does not see how the last commits ended
         return dict(side.counts())
 
+    def metrics(self) -> dict[str, float]:
+        """The connector's counters that have risen, as Prometheus sees them."""
+        found = ((metric.name, getattr(metric, "value", 0)) for metric in self._llm.get_metrics())
+        return {name: value for name, value in found if name.startswith("vllm:meshfusion_") and value}
+
     def pool_status(self) -> dict[str, Any]:
         status = self._scheduler.connector._service.status(deadline_s=5.0)
         return {**dataclasses.asdict(status), "counters": dict(status.counters)}

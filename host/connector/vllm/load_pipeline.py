@@ -6,7 +6,7 @@ from collections import Counter
 from typing import NamedTuple
 
 from meshfusion.host.connector.estimate import EstimateOptions, LoadEstimate
-from meshfusion.host.connector.lookups import StartLoad
+from meshfusion.host.connector.lookups import LoadPart, StartLoad
 from meshfusion.host.connector.read_failures import ReadFailures
 from meshfusion.host.connector.vllm.messages import LoadOrder, LoadReport
 from meshfusion.host.kv.chunk_form import ChunkForm
@@ -71,6 +71,9 @@ class LoadPipeline:
         failed = self._failed_chunks(load, report.failures)
         self._note(load, failed)
         if report.is_whole:
+            if report.path:
+                self.counters[f"load_descriptors_{report.path}"] += report.descriptors
+                self.counters[f"load_chunks_{report.path}"] += sum(len(self._chunks_of(part)) for part in load.parts)
             self.estimate.observe_load(report.load_bytes, report.seconds)
             return None
         return min((place.number for place in failed), default=0)
@@ -93,6 +96,11 @@ class LoadPipeline:
         plan = self._form.plans[group]
         return plan.chunk_tokens // plan.block_tokens
 
+    def _chunks_of(self, part: LoadPart) -> range:
+        """The chunks of its group that have blocks in ``part``."""
+        per_chunk, end_block = self._blocks_per_chunk(part.group), part.first_block + len(part.lbas)
+        return range(part.first_block // per_chunk, -(-end_block // per_chunk))
+
     def _failed_chunks(self, load: StartLoad, failures: tuple[UnitFailure, ...]) -> dict[_Place, UnitFailure]:
         """Each with one reason: wrong bytes before anything else."""
         failed: dict[_Place, UnitFailure] = {}
@@ -109,9 +117,8 @@ class LoadPipeline:
         others can be read (:class:`ReadFailures`)."""
         read: list[bytes] = []
         for part in load.parts:
-            stored, per_chunk = load.stored.groups[part.group], self._blocks_per_chunk(part.group)
-            end_block = part.first_block + len(part.lbas)
-            for index in range(part.first_block // per_chunk, -(-end_block // per_chunk)):
+            stored = load.stored.groups[part.group]
+            for index in self._chunks_of(part):
                 if _Place(part.group, index) not in failed:
                     read.append(stored.keys[index - stored.first_chunk])
         self._read_failures.were_read(read)

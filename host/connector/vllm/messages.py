@@ -51,12 +51,15 @@ class SaveOrder(NamedTuple):
 class RunWritten(NamedTuple):
     """A save order is done, and flushed. ``unit_digests``: for each granted chunk those of its units, None where
     the write failed, the first time for ``reason``. Nothing of it is in flight, except for those of the granted chunks
-    (from 0) that are ``in_doubt``: they may still land on the medium."""
+    (from 0) that are ``in_doubt``: they may still land on the medium. What was written took ``descriptors`` on
+    ``path``."""
 
     run_id: int
     unit_digests: tuple[tuple[bytes, ...] | None, ...]
     reason: str = ""
     in_doubt: tuple[int, ...] = ()
+    path: str = ""
+    descriptors: int = 0
 
 
 @dataclass
@@ -69,13 +72,16 @@ class StepOrders(KVConnectorMetadata):
 
 
 class LoadReport(NamedTuple):
-    """``refusal``: as in the order."""
+    """``refusal``: as in the order; ``path`` and ``descriptors``: as in
+    :class:`~meshfusion.host.path.load_job.LoadResult`."""
 
     request_id: str
     load_bytes: int
     seconds: float
     failures: tuple[UnitFailure, ...]
     refusal: str = ""
+    path: str = ""
+    descriptors: int = 0
 
     @property
     def is_whole(self) -> bool:

@@ -135,6 +135,10 @@ class SavePipeline:
             if failed:
                 logger.warning("%d chunk(s) were not saved: %s", len(failed), result.reason)
             self._count_saved(self.saves.run(result.run_id), granted, unit_digests)
+            if result.path:
+                written = sum(digests is not None for digests in result.unit_digests)
+                self.counters[f"save_descriptors_{result.path}"] += result.descriptors
+                self.counters[f"save_chunks_{result.path}"] += written
             self.counters["saves_in_doubt"] += len(result.in_doubt)
             ended = self.saves.written(result.run_id, failed)
             if result.in_doubt and result.run_id not in self._repeated:

@@ -101,14 +101,16 @@ class WorkerSide:
             processor=processor_fact(model_config, load_config),
         )
         logger.info(
-            "layout proven for %d KV group(s) on %d blocks each of %s; identity %s; %d tokens a chunk; %s",
+            "layout %s proven for %d KV group(s) on %d blocks each of %s; identity %s; %d tokens a chunk; %s",
+            self._kv_cache_config.kv_cache_layout,
             len(layouts),
             len(proven.reports[0].blocks),
             proven.memory.place.device or "the host",
             identity.digest.hex()[:16],
             self._form.chunk_tokens,
             ", ".join(
-                f"{type(plan.rule).__name__}: {layout.unit_bytes} bytes a block of {plan.block_tokens} tokens"
+                f"{type(plan.rule).__name__}: {layout.unit_bytes} bytes a block of {plan.block_tokens} tokens, "
+                f"in {layout.run_count} run(s)"
                 for plan, layout in zip(self._form.plans, layouts, strict=True)
             ),
         )
@@ -167,7 +169,15 @@ class WorkerSide:
                 continue
             del self._jobs[request_id]
             finished.add(request_id)
-            report = LoadReport(request_id, result.load_bytes, result.seconds, result.failures, order.refusal)
+            report = LoadReport(
+                request_id,
+                result.load_bytes,
+                result.seconds,
+                result.failures,
+                order.refusal,
+                result.path,
+                result.descriptors,
+            )
             self._reports.append(report)
             if not report.is_whole:
                 self._load_failed(order, report)
@@ -370,7 +380,8 @@ class WorkerSide:
         run.shards[number] = shard
         if len(run.shards) == len(run.order.granted.indexes):
             del self._runs[run_id]
-            self._written.append(run.report())
+            assert self._reading_path is not None
+            self._written.append(run.report(self._reading_path.kind.value))
 
 
 @dataclass(slots=True)
@@ -380,12 +391,14 @@ class _RunUnderWay:
     order: SaveOrder
     shards: dict[int, ShardWritten] = field(default_factory=dict)
 
-    def report(self) -> RunWritten:
+    def report(self, path: str) -> RunWritten:
         shards = [self.shards[number] for number in range(len(self.order.granted.indexes))]
         reason = next((shard.reason for shard in shards if shard.reason), "")
         # Giving such a place back would free space that a late write may still hit (rule 3).
         in_doubt = tuple(i for i, shard in enumerate(shards) if shard.fate is WriteFate.UNKNOWN)
-        return RunWritten(self.order.run_id, tuple(shard.unit_digests for shard in shards), reason, in_doubt)
+        unit_digests = tuple(shard.unit_digests for shard in shards)
+        descriptors = sum(shard.descriptors for shard in shards)
+        return RunWritten(self.order.run_id, unit_digests, reason, in_doubt, path, descriptors)
 
 
 class _WaitingLoad(NamedTuple):
