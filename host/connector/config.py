@@ -54,6 +54,12 @@ def _service_address(value: str) -> str:
     return value
 
 
+def _weights_name(value: str) -> str:
+    if not value.strip():
+        raise FieldValueError("is empty, and names nothing", "write a name that you change whenever the weights change")
+    return value
+
+
 SizeBytes = Annotated[int, BeforeValidator(parse_size_bytes)]
 
 
@@ -130,7 +136,7 @@ class ConnectorConfig(_Model):
     on_unsupported: OnUnsupported = Field(
         default=OnUnsupported.REFUSE, strict=False, description="refuse to start, or serve_without_cache, loudly"
     )
-    weights_id: str | None = Field(
+    weights_id: Annotated[str, AfterValidator(_weights_name)] | None = Field(
         default=None, description="a name you vouch for in place of the weights digest (dummy or remote weights)"
     )
     force_load_failure_policy: bool = Field(

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from meshfusion.dpu.api.limits import MAX_KEYS_PER_MATCH
 from meshfusion.dpu.api.types import ShardSize
 from meshfusion.host.kv.group_layout import GroupLayout
 from meshfusion.host.kv.resume import GroupPlan, ResumeRule, StateAtBoundary, WholePrefix
@@ -52,8 +53,10 @@ class ChunkForm:
         return len(self.plans) == 1 and self.may_end_with_prompt
 
     def boundary_max(self, token_count: int) -> int:
-        """The last boundary, in chunks, at which a request of ``token_count`` tokens may resume."""
-        return (token_count if self.may_end_with_prompt else max(0, token_count - 1)) // self.chunk_tokens
+        """The last boundary, in chunks, at which a request of ``token_count`` tokens may resume, among those that one
+        lookup can ask for: of a very long prompt the first ones, since one that asks for more is refused whole."""
+        last = (token_count if self.may_end_with_prompt else max(0, token_count - 1)) // self.chunk_tokens
+        return min(last, MAX_KEYS_PER_MATCH // len(self.plans))
 
     def shard_of(self, group: int, chunk: int) -> ShardSize:
         """What one rank stores of a chunk; ``unit_count`` is 0 where it stores nothing."""

@@ -77,6 +77,16 @@ def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
         describe_model(tmp_path)
 
 
+@pytest.mark.parametrize(("text", "expected"), [("", "is not JSON"), ("{", "is not JSON"), ("[1]", "holds no object")])
+def test_a_configuration_that_is_none_is_refused_without_a_child(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, expected: str
+) -> None:
+    (tmp_path / "config.json").write_text(text)
+    monkeypatch.setattr("meshfusion.tools.model_kv.subprocess.run", None)
+    with pytest.raises(MeshFusionError, match=rf"config\.json {expected}"):
+        describe_model(tmp_path)
+
+
 def test_a_model_that_the_engine_cannot_build_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["NoSuchModel"], "model_type": "none_such"}))
     with pytest.raises(MeshFusionError, match=r"the engine cannot build .*none_such"):

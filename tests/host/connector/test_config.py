@@ -124,6 +124,10 @@ def test_wrong_types_and_impossible_values(field: str, bad: object) -> None:
         ("direct_io", [True], "direct_io = [True]: must be true or false; write for example true"),
         ("weights_id", 5, "weights_id = 5: must be a text; correct it"),
         (
+            *("weights_id", " "),
+            "weights_id = ' ': is empty, and names nothing; write a name that you change whenever the weights change",
+        ),
+        (
             *("on_unsupported", "ignore"),
             "on_unsupported = 'ignore': must be 'refuse' or 'serve_without_cache'; write for example refuse",
         ),
