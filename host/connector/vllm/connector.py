@@ -296,7 +296,7 @@ class MeshFusionConnector(KVConnectorBase_V1, SupportsHMA):
     def get_kv_connector_stats(self) -> KVConnectorStats | None:
         if self._scheduler is not None:
             current = self._scheduler.counts()
-        elif isinstance(self._facts, WorkerOff):
+        elif isinstance(self._facts, WorkerOff) and self.role is KVConnectorRole.SCHEDULER:  # once an engine
             current = {f"without_cache_{self._facts.why.value}": 1}
         else:
             return None
