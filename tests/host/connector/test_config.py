@@ -248,9 +248,9 @@ def test_keys_for_each_command_are_for_rdma() -> None:
         (said,) = problems_of({**service, **path, "key_scope": "command"})
         assert "key_scope" in said
         assert "set path: rdma" in said
-    said = problems_of({**service, "key_scope": "command", "load_threads": 0})
-    assert len(said) == 2, "both at once"
-    assert "key_scope" in said[1]
+    both = problems_of({**service, "key_scope": "command", "load_threads": 0})
+    assert len(both) == 2, "both at once"
+    assert "key_scope" in both[1]
     for path in ({"path": "RDMA"}, {"pth": "rdma"}):
         (said,) = problems_of({**service, **path, "key_scope": "command"})
         assert "key_scope = " not in said, "what is meant is clear"
