@@ -1,4 +1,8 @@
-"""Random requests at two engines on one pool: what both write, load and lose never changes an answer."""
+"""Random requests at two engines on one pool: what both write, load and lose never changes an answer.
+
+Only models whose answers, on a CPU, do not change by more than the tolerance with the batch and the steps they are
+computed in. LFM2 and Qwen3-Next (bfloat16) are none: they missed it where nothing had been cached.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,6 @@ ROUNDS = 10
         ("gemma3", {"max_num_batched_tokens": 96}),
         ("gemma4", {"num_gpu_blocks_override": 120}),
         ("llama4", {"prefix_cache_retention_interval": 0, "max_num_batched_tokens": 160}),
-        ("qwen3-next", {}),
     ],
 )
 def test_whatever_is_asked_the_answers_are_right(
