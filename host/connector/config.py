@@ -205,4 +205,10 @@ def examine_connector_config(
         if not is_told and is_block and extra_config.get("direct_io") is False:
             field = ".".join(map(str, (*at, "path")))
             problems.append(ConfigProblem(field, *_BLOCK_CACHED, "block", document.line_of((*at, "path"))))
+        is_command = extra_config.get("key_scope") == KeyScope.COMMAND.value
+        others = {way.value for way in WantedPath} - {WantedPath.RDMA.value}
+        is_other = str(extra_config.get("path", WantedPath.AUTO.value)) in others
+        if not is_told and is_command and is_other and ("path",) not in misspelt(error, ConnectorConfig):
+            field = ".".join(map(str, (*at, "key_scope")))
+            problems.append(ConfigProblem(field, *_KEYS_ELSEWHERE, "command", document.line_of((*at, "key_scope"))))
         return None, tuple(problems)

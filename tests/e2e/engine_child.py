@@ -128,6 +128,16 @@ class Engine:
             time.sleep(0.005)
         return True
 
+    def preempt(self) -> bool:
+        """Preempt all that runs, and empty the engine's own prefix cache where that can be.
+
+        False: it stays, since blocks of it are being loaded or saved. The connector hears nothing of either.
+        """
+        try:
+            return bool(self._llm.reset_prefix_cache(reset_running_requests=True, reset_connector=False))
+        except RuntimeError:  # raised once everything has been preempted
+            return False
+
     # ---- looking in ----------------------------------------------------------------------------------------------
 
     @property

@@ -248,6 +248,12 @@ def test_keys_for_each_command_are_for_rdma() -> None:
         (said,) = problems_of({**service, **path, "key_scope": "command"})
         assert "key_scope" in said
         assert "set path: rdma" in said
+    both = problems_of({**service, "key_scope": "command", "load_threads": 0})
+    assert len(both) == 2, "both at once"
+    assert "key_scope" in both[1]
+    for path in ({"path": "RDMA"}, {"pth": "rdma"}):
+        (said,) = problems_of({**service, **path, "key_scope": "command"})
+        assert "key_scope = " not in said, "what is meant is clear"
     (said,) = problems_of({**service, "path": "rdma", "key_scope": "window"})
     assert "region" in said
     assert "command" in said

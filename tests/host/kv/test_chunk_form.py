@@ -6,12 +6,12 @@ import pytest
 
 from meshfusion.dpu.api.limits import MalformedMessageError, check_group_counts
 from meshfusion.host.kv.chunk_form import ChunkForm
-from meshfusion.host.kv.resume import GroupPlan, LastWindow, WholePrefix
+from meshfusion.host.kv.resume import GroupPlan, LastWindow, ResumeRule, WholePrefix
 
 
 @pytest.mark.parametrize("groups", [1, 3, 64])
 def test_a_very_long_prompt_asks_for_as_much_as_the_service_takes(groups: int) -> None:
-    rules = [WholePrefix(), *[LastWindow(100)] * (groups - 1)]
+    rules: list[ResumeRule] = [WholePrefix(), *[LastWindow(100)] * (groups - 1)]
     form = ChunkForm(tuple(GroupPlan(i, rule, 16, 16) for i, rule in enumerate(rules)), (4096,) * groups)
     chunks = form.boundary_max(1 << 24)
     check_group_counts([chunks] * groups)
