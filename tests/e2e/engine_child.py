@@ -149,6 +149,9 @@ class Engine:
         side._take_events()  # an idle engine makes no steps, and so does not see how the last commits ended
         return dict(side.counts())
 
+    def measures(self) -> dict[str, float]:
+        return dict(self._scheduler.connector.scheduler_side.measures())
+
     def pool_status(self) -> dict[str, Any]:
         status = self._scheduler.connector._service.status(deadline_s=5.0)
         return {**dataclasses.asdict(status), "counters": dict(status.counters)}
