@@ -106,6 +106,25 @@ class EmbeddedPool(_Model):
     segment_size: SizeBytes = Field(default=64 << 20, ge=1 << 20, description="bytes of a segment; default 64MiB")
 
 
+class Audit(_Model):
+    """Shadow audit (:mod:`meshfusion.host.connector.audits`). Off unless it is asked for: each audited hit is computed
+    after all, and an alarm that is false would cost all hits."""
+
+    share: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="of hits, from 0 (none) to 1, that are computed all the same and compared with what is stored; for "
+        "example 0.001",
+    )
+    alarms_max: int = Field(
+        default=3,
+        ge=1,
+        description="after so many audits that found other KV than the engine computes, it serves no hits and saves "
+        "nothing until it is started anew",
+    )
+
+
 class ConnectorConfig(_Model):
     """Exactly one of ``pool`` (embedded) and ``service`` (a running meshfusion service)."""
 
@@ -156,6 +175,7 @@ class ConnectorConfig(_Model):
     load_always: bool = Field(
         default=False, description="load even when recomputing is estimated to be faster (for measurements)"
     )
+    audit: Audit = Field(default=Audit(), description="compare a share of hits with what is computed anew")
 
     @model_validator(mode="after")
     def _one_pool(self) -> ConnectorConfig:

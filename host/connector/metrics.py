@@ -55,4 +55,15 @@ METRICS: dict[str, str] = {
         f"without_cache_{why.value}": f"1 where an engine serves without its cache: {t}"
         for why, t in WHY_OFF_TEXT.items()
     },
+    "audits_started": "Hits answered as misses, to compare what is stored with what is computed",
+    "audits_without_verdict": "Audits that came to nothing: the request ended, or blocks could not be had or read",
+    "audited_blocks": "Blocks compared with what was computed anew",
+    "audit_alarms": "Audits that found a block that differs by more than the engine varies",
+    "lookups_distrusted": "Requests not matched because of too many audit alarms",
+}
+
+# Name -> what it measures. They only rise, so that what is added adds up as with counts.
+GAUGES: dict[str, str] = {
+    "audit_drift_max": "Largest difference of stored and computed KV so far, as a part of the largest number of a page",
+    "audit_variation_max": "Likewise of two computations of the same KV: what this engine varies by itself",
 }

@@ -164,6 +164,9 @@ class Engine:
         found = ((metric.name, getattr(metric, "value", 0)) for metric in self._llm.get_metrics())
         return {name: value for name, value in found if name.startswith("vllm:meshfusion_") and value}
 
+    def measures(self) -> dict[str, float]:
+        return dict(self._scheduler.connector.scheduler_side.measures())
+
     def pool_status(self) -> dict[str, Any]:
         status = self._scheduler.connector._service.status(deadline_s=5.0)
         return {**dataclasses.asdict(status), "counters": dict(status.counters)}

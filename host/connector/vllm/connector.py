@@ -83,7 +83,7 @@ class MeshFusionConnector(KVConnectorBase_V1, SupportsHMA):
         self._client: PoolClient | None = None
         self._facts: WorkerFacts | WorkerOff | None = None
         self._step_ns = 0
-        self._former_counts: dict[str, int] = {}
+        self._former_counts: dict[str, float] = {}
         self.step_times_ns: deque[int] = deque(maxlen=STEP_TIMES_KEPT)  # scheduler-side time of each step
         self.config = parse_connector_config(self._kv_transfer_config.kv_connector_extra_config)
         self._service = None
@@ -295,7 +295,7 @@ class MeshFusionConnector(KVConnectorBase_V1, SupportsHMA):
     @_timed
     def get_kv_connector_stats(self) -> KVConnectorStats | None:
         if self._scheduler is not None:
-            current = self._scheduler.counts()
+            current: dict[str, float] = {**self._scheduler.counts(), **self._scheduler.measures()}
         elif isinstance(self._facts, WorkerOff) and self.role is KVConnectorRole.SCHEDULER:  # once an engine
             current = {f"without_cache_{self._facts.why.value}": 1}
         else:

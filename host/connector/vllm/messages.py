@@ -16,6 +16,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 
 from meshfusion.dpu.api.types import Access, Attachment
+from meshfusion.host.connector.audits import BlockDrift
 from meshfusion.host.connector.path_gate import PathState
 from meshfusion.host.kv.chunk_form import ChunkForm
 from meshfusion.host.path.block_layout import Runs
@@ -48,6 +49,30 @@ class SaveOrder(NamedTuple):
     granted: GrantedRun
 
 
+class AuditOrder(NamedTuple):
+    """Compare stored units with what the step now ordered computes. The columns have an entry for each: its KV group,
+    where it is stored, the block with what was computed, a block to load what is stored into, and its digest. Both
+    blocks are held until the report."""
+
+    audit_id: int
+    groups: tuple[int, ...]
+    lbas: tuple[int, ...]
+    block_ids: tuple[int, ...]
+    spare_block_ids: tuple[int, ...]
+    digests: tuple[bytes, ...]
+    abandon_after_s: float
+
+
+class AuditReport(NamedTuple):
+    """``drifts``: of every unit, in the order's order; none where it could not be done, for ``reason``. ``variation``:
+    the largest difference of two computations of one unit, where one was audited before."""
+
+    audit_id: int
+    drifts: tuple[BlockDrift, ...]
+    variation: float
+    reason: str = ""
+
+
 class RunWritten(NamedTuple):
     """A save order is done, and flushed. ``unit_digests``: for each granted chunk those of its units, None where
     the write failed, the first time for ``reason``. Nothing of it is in flight, except for those of the granted chunks
@@ -69,6 +94,7 @@ class StepOrders(KVConnectorMetadata):
     attachment: Attachment | None = None
     loads: tuple[LoadOrder, ...] = ()
     saves: tuple[SaveOrder, ...] = ()
+    audits: tuple[AuditOrder, ...] = ()
 
 
 class LoadReport(NamedTuple):
@@ -96,11 +122,14 @@ class StepReport(KVConnectorWorkerMetadata):
     written: tuple[RunWritten, ...] = ()
     loads: tuple[LoadReport, ...] = ()
     path: PathState | None = None  # when it has changed
+    audits: tuple[AuditReport, ...] = ()
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
         assert isinstance(other, StepReport)
         # One rank so far (rank_count 1 is all that is served); its reports of one step simply add up.
-        return StepReport(self.written + other.written, self.loads + other.loads, other.path or self.path)
+        return StepReport(
+            self.written + other.written, self.loads + other.loads, other.path or self.path, self.audits + other.audits
+        )
 
 
 @dataclass

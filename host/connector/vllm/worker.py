@@ -16,6 +16,7 @@ import torch
 from meshfusion.dpu.api.liveness import hold_liveness
 from meshfusion.dpu.api.types import Attachment, Extent
 from meshfusion.host.connector.config import ConnectorConfig
+from meshfusion.host.connector.vllm.auditor import Auditor
 from meshfusion.host.connector.vllm.messages import (
     LoadOrder,
     LoadReport,
@@ -28,6 +29,7 @@ from meshfusion.host.connector.vllm.messages import (
 from meshfusion.host.connector.vllm.path_slot import PathSlot
 from meshfusion.host.connector.vllm.proven_memory import prove_memory
 from meshfusion.host.kv.chunk_form import ChunkForm, form_of
+from meshfusion.host.kv.drift import UnitNumbers, numbers_of
 from meshfusion.host.kv.freshness import process_started_ns
 from meshfusion.host.kv.group_layout import GroupLayout
 from meshfusion.host.kv.identity import build_identity, hash_block_tokens
@@ -40,7 +42,7 @@ from meshfusion.host.path.data_path import DataPath
 from meshfusion.host.path.load_job import LoadJob, LoadResult, UnitFailure, UnitRead
 from meshfusion.host.path.opening import PathOpener, access_of
 from meshfusion.host.path.shards import ShardWrite, ShardWritten, WriteFate
-from meshfusion.jbof.errors import MeshFusionError
+from meshfusion.jbof.errors import MeshFusionError, UnsupportedError
 from meshfusion.jbof.format import ChunkHeader
 
 logger = logging.getLogger("meshfusion.worker")
@@ -66,6 +68,7 @@ class WorkerSide:
         self._wanted = config.path.kind
         self._liveness: int | None = None  # held only while something is written: an idle engine holds up nobody
         self._slot: PathSlot | None = None
+        self._auditor: Auditor | None = None
         self._memory: KvMemory | None = None
         self._jobs: dict[str, tuple[LoadOrder, LoadJob | LoadResult]] = {}
         self._waiting_loads: dict[str, _WaitingLoad] = {}  # for the path that is being opened
@@ -83,7 +86,14 @@ class WorkerSide:
         """Derive the layout, prove it, and compute the identity. Raises UnsupportedError at any doubt (rule 6)."""
         proven = prove_memory(self._kv_cache_config, kv_caches, self._wanted)
         layouts, rules = proven.layouts, served_rules(self._kv_cache_config)
-        self.use(proven.memory, layouts, form_of(layouts, rules, chunk_min_bytes=self._config.chunk_min_bytes))
+        form = form_of(layouts, rules, chunk_min_bytes=self._config.chunk_min_bytes)
+        try:
+            is_audited = self._config.audit.share > 0
+            numbers = numbers_of(self._kv_cache_config, kv_caches, layouts) if is_audited else ()
+        except UnsupportedError:
+            proven.memory.close()
+            raise
+        self.use(proven.memory, layouts, form, numbers)
         model_config, load_config = self._vllm_config.model_config, self._vllm_config.load_config
         identity = build_identity(
             self._vllm_config,
@@ -125,8 +135,16 @@ class WorkerSide:
             selftest_bytes=sum(report.bytes_moved for report in proven.reports),
         )
 
-    def use(self, memory: KvMemory, layouts: tuple[GroupLayout, ...], form: ChunkForm) -> None:
-        """From now on this is the engine's KV memory, proven to be laid out like that; it is closed at shutdown."""
+    def use(
+        self,
+        memory: KvMemory,
+        layouts: tuple[GroupLayout, ...],
+        form: ChunkForm,
+        numbers: tuple[UnitNumbers, ...] = (),
+    ) -> None:
+        """From now on this is the engine's KV memory, proven to be laid out like that; it is closed at shutdown.
+        ``numbers``: what it holds, for audits."""
+        self._auditor = Auditor(memory, layouts, numbers)
         self._memory = memory
         self._layouts = layouts
         self._form = form
@@ -157,6 +175,9 @@ class WorkerSide:
     def start_saves(self, orders: StepOrders) -> None:
         """The step that filled these blocks has run: their bytes are final."""
         self._start_saves(orders.saves)
+        for order in orders.audits:
+            assert self._auditor is not None
+            self._auditor.start(order, self._reading_path)
 
     def finished_loads(self) -> set[str]:
         """Requests whose load has ended, well or not; each is returned exactly once."""
@@ -216,9 +237,10 @@ class WorkerSide:
             if not self._runs:
                 self._let_go()
         path = self._slot.take_change() if self._slot is not None else None
-        if not self._written and not self._reports and path is None:
+        audits = self._auditor.take_reports() if self._auditor is not None else ()
+        if not self._written and not self._reports and not audits and path is None:
             return None
-        report = StepReport(tuple(self._written), tuple(self._reports), path)
+        report = StepReport(tuple(self._written), tuple(self._reports), path, audits)
         self._written, self._reports = [], []
         return report
 
@@ -227,7 +249,8 @@ class WorkerSide:
             if isinstance(job, LoadJob):
                 job.abandon("the engine is shutting down")
         is_quiet = self._slot.close(deadline_s=CLOSE_S) if self._slot is not None else True
-        if is_quiet:
+        has_compared = self._auditor.close(deadline_s=CLOSE_S) if self._auditor is not None else True
+        if is_quiet and has_compared:
             self._let_go()  # else it stays held, so that nobody reuses what we may still write
             self._close_memory()
 

@@ -15,6 +15,7 @@ from meshfusion.host.connector.lookups import (
     LookupOptions,
     Lookups,
     ReleaseLease,
+    StartAudit,
     StartLoad,
     StartMatch,
 )
@@ -238,6 +239,38 @@ def test_the_same_request_announced_twice_keeps_its_lease(lookups: Lookups) -> N
     assert lookups.finished("a") == [ReleaseLease("L")]
 
 
+def test_an_audited_hit_is_a_miss_whose_lease_stays_until_the_audit_has_ended(lookups: Lookups) -> None:
+    promise(lookups)
+    assert lookups.query(0.0, "a", BLOCK, always, lambda request_id: request_id == "a") == (0, [])
+    assert lookups.query(99.0, "a", 2 * BLOCK, always) == (0, []), "no promise that could grow old"
+    assert lookups.allocated("a", 0, []) == [StartAudit("a", 2 * BLOCK, stored(2))]
+    assert lookups.matched_chunk_count("a") == 2, "it need not be saved"
+    assert lookups.finished("a") == []
+    assert lookups.live_lease_ids() == ("L",)
+    assert lookups.audit_ended("a") == [ReleaseLease("L")]
+    assert len(lookups) == 0
+    assert lookups.audit_ended("a") == []
+
+
+def test_only_hits_worth_loading_are_audited_and_only_before_they_are_answered(lookups: Lookups) -> None:
+    promise(lookups)
+    assert lookups.query(0.0, "a", 2 * CHUNK, always, lambda _: True) == (0, []), "nothing beyond what is there"
+    assert lookups.query(0.0, "a", 0, always) == (2 * CHUNK, [])
+    assert lookups.query(0.0, "a", 0, always, lambda _: True) == (2 * CHUNK, [])
+    promise(lookups, "b", lease="M")
+    assert lookups.query(0.0, "b", 0, never, lambda _: True) == (0, [ReleaseLease("M")])
+
+
+def test_a_request_whose_audit_has_ended_may_hit_after_a_preemption(lookups: Lookups) -> None:
+    promise(lookups)
+    lookups.query(0.0, "a", 0, always, lambda _: True)
+    lookups.allocated("a", 0, [])
+    assert lookups.audit_ended("a") == [ReleaseLease("L")]
+    tokens, effects = lookups.query(1.0, "a", 0, always)
+    assert tokens is None
+    assert isinstance(effects[0], StartMatch)
+
+
 # ---- any order of events -------------------------------------------------------------------------------------------
 
 
@@ -292,6 +325,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.lease_of: dict[str, tuple[str, int]] = {}  # lease -> request, boundary
         self.first_number_of: dict[str, int] = {}  # lease -> number of its first chunk
         self.loads: dict[str, StartLoad] = {}
+        self.audited: set[str] = set()
 
     def carry_out(self, effects: list[Effect]) -> StartLoad | None:
         load = None
@@ -312,6 +346,8 @@ class AnyOrder(RuleBasedStateMachine):
                 case StartLoad():
                     assert load is None
                     load = effect
+                case StartAudit(request_id):
+                    assert request_id in self.audited
         return load
 
     # ---- engine ----
@@ -331,14 +367,27 @@ class AnyOrder(RuleBasedStateMachine):
         data=st.data(),
         local_blocks=st.integers(0, 14),
         worth=st.booleans(),
+        audit=st.booleans(),
         admit=st.sampled_from(["no", "zero", "trimmed", "full"]),
     )
-    def scheduled(self, data: st.DataObject, local_blocks: int, worth: bool, admit: str) -> None:
+    def scheduled(self, data: st.DataObject, local_blocks: int, worth: bool, audit: bool, admit: str) -> None:
         """One look of the scheduler at a waiting request: it asks, and may admit it at once."""
         request_id = data.draw(st.sampled_from(self.in_stage("waiting")))
         engine, local = self.engines[request_id], local_blocks * BLOCK
-        tokens, effects = self.lookups.query(self.now_s, request_id, local, lambda *_: worth)
+        was_audited = request_id in self.audited
+
+        def is_to_be_audited(chosen: str) -> bool:
+            assert chosen == request_id
+            assert not was_audited
+            if audit:
+                self.audited.add(chosen)
+            return audit
+
+        tokens, effects = self.lookups.query(self.now_s, request_id, local, lambda *_: worth, is_to_be_audited)
         self.carry_out(effects)
+        if request_id in self.audited:
+            assert tokens == 0
+            assert engine.promised is None, "it was audited after it had been promised"
         if tokens is None:
             asked = self.attempt_of[request_id]
             last_sign_s = max(asked.asked_s, self.last_answer_s)
@@ -412,11 +461,20 @@ class AnyOrder(RuleBasedStateMachine):
     def finished(self, data: st.DataObject) -> None:
         request_id = data.draw(st.sampled_from(self.in_stage("waiting", "loading", "loaded", "running")))
         self.carry_out(self.lookups.finished(request_id))
-        if request_id in self.loads:
+        if request_id in self.loads or request_id in self.audited:
             self.engines[request_id].stage = "gone"  # the engine keeps its blocks, and its id, until the load ends
         else:
             del self.engines[request_id]
         assert self.lookups.finished("nobody") == []
+
+    @precondition(lambda self: self.audited)
+    @rule(data=st.data())
+    def audit_ended(self, data: st.DataObject) -> None:
+        request_id = data.draw(st.sampled_from(sorted(self.audited)))
+        self.audited.discard(request_id)
+        self.carry_out(self.lookups.audit_ended(request_id))
+        if self.engines[request_id].stage == "gone":
+            del self.engines[request_id]
 
     @rule()
     def reset(self) -> None:
@@ -479,6 +537,8 @@ class AnyOrder(RuleBasedStateMachine):
             self.carry_out(self.lookups.finished(request_id))
         for request_id in self.loads:
             self.carry_out(self.lookups.load_finished(request_id, failed=False))
+        for request_id in self.audited:
+            self.carry_out(self.lookups.audit_ended(request_id))
         for asked in self.asked:
             self._answer(asked, 2)
         assert len(self.lookups) == 0

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import torch
 
 from meshfusion.dpu.api import types as api
 from meshfusion.host.connector.config import parse_connector_config
@@ -20,6 +22,7 @@ from meshfusion.host.connector.vllm.messages import WorkerFacts
 from meshfusion.host.connector.vllm.scheduler import SchedulerSide
 from meshfusion.host.connector.vllm.worker import WorkerSide
 from meshfusion.host.kv.chunk_form import ChunkForm
+from meshfusion.host.kv.drift import LayerNumbers, Numbers, UnitNumbers
 from meshfusion.host.kv.resume import GroupPlan, ResumeRule, StateAtBoundary, WholePrefix
 from meshfusion.host.memory.host_memory import HostKvMemory
 from meshfusion.host.memory.kv_memory import KvMemory as KvMemoryProtocol
@@ -75,12 +78,14 @@ def make_request(request_id: str, tokens: list[int], *, hashes_per_block: int = 
 def content(group: int, tokens: list[int], unit_bytes: int) -> bytes:
     """What a block of ``group`` holds that ends after ``tokens``: KV, or a state, is a function of all before it."""
     seed = int.from_bytes(hashlib.sha256(repr((group, tokens)).encode()).digest()[:8], "little")
-    return np.random.default_rng(seed).integers(0, 256, unit_bytes, dtype=np.uint8).tobytes()
+    raw: U8 = np.random.default_rng(seed).integers(0, 256, unit_bytes, dtype=np.uint8)
+    raw[1::2] &= 0xBF  # as bfloat16 they are numbers between -2 and 2
+    return raw.tobytes()
 
 
 class MiniEngine:
     """``step`` is one scheduling pass and one forward pass. ``kv``: the memory of each KV group, all in one piece;
-    ``rules``: by which they resume. ``memory``: as what it is used, unless the host's."""
+    ``rules``: by which they resume. ``memory``: as what it is used, unless the host's. ``draw``: for audits."""
 
     def __init__(
         self,
@@ -93,6 +98,7 @@ class MiniEngine:
         hashes_per_block: int = 1,
         identity: bytes = IDENTITY,
         memory: KvMemoryProtocol | None = None,
+        draw: Callable[[], float] = random.random,
         **config: Any,
     ) -> None:
         self.kvs = (kv,) if isinstance(kv, KvMemory) else tuple(kv)
@@ -119,10 +125,10 @@ class MiniEngine:
         )
         self.client = PoolClient(service, identity=identity, engine_version="0.32.0", form=self.form)
         self.client.start()
-        self.side = SchedulerSide(self.client, self.config, facts, kv_cache_manager=self.manager)
+        self.side = SchedulerSide(self.client, self.config, facts, kv_cache_manager=self.manager, draw=draw)
         self.worker = WorkerSide(None, None, self.config, is_digest_right=lambda got, expected: got == expected)
         # What register() derives from the engine's tensors.
-        self.worker.use(used, layouts, self.form)
+        self.worker.use(used, layouts, self.form, self._numbers() if self.config.audit.share else ())
         self.requests: dict[str, Request] = {}
         self.leaving: dict[str, Request] = {}  # aborted while loading: blocks stay until the workers are done
 
@@ -225,6 +231,15 @@ class MiniEngine:
         assert not self.side._never_save
 
     # ---- inside ----
+
+    def _numbers(self) -> tuple[UnitNumbers, ...]:
+        return tuple(
+            tuple(
+                LayerNumbers(name, (Numbers(torch.bfloat16, page_bytes),))
+                for name, page_bytes in zip(kv.layout.layer_names, kv.layout.page_bytes, strict=True)
+            )
+            for kv in self.kvs
+        )
 
     def _groups(self) -> Iterator[tuple[int, KvMemory, ResumeRule]]:
         return ((i, kv, rule) for i, (kv, rule) in enumerate(zip(self.kvs, self.rules, strict=True)))
