@@ -25,6 +25,7 @@ ROUNDS = 10
         ("gemma3", {"max_num_batched_tokens": 96}),
         ("gemma4", {"num_gpu_blocks_override": 120}),
         ("llama4", {"prefix_cache_retention_interval": 0, "max_num_batched_tokens": 160}),
+        ("falcon-h1", {"max_num_batched_tokens": 192}),
     ],
 )
 def test_whatever_is_asked_the_answers_are_right(
