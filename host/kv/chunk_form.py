@@ -10,6 +10,7 @@ from meshfusion.dpu.api.limits import MAX_KEYS_PER_MATCH
 from meshfusion.dpu.api.types import ShardSize
 from meshfusion.host.kv.group_layout import GroupLayout
 from meshfusion.host.kv.resume import GroupPlan, ResumeRule, StateAtBoundary, WholePrefix
+from meshfusion.jbof.errors import UnsupportedError
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,8 @@ def form_of(layouts: Sequence[GroupLayout], rules: Sequence[ResumeRule], *, chun
     Chunks are as short as the groups' blocks allow together, but for whole prefixes of which a chunk would have less
     than ``chunk_min_bytes``. Where a group has states they stay short: an engine keeps states at few places, and a
     place in the middle of a chunk could not be resumed at.
+
+    Raises :class:`~meshfusion.jbof.errors.UnsupportedError` when no group has anything that a later token reads.
     """
     step_tokens = math.lcm(*(layout.block_tokens for layout in layouts))
     steps = 1
@@ -82,4 +85,9 @@ def form_of(layouts: Sequence[GroupLayout], rules: Sequence[ResumeRule], *, chun
         GroupPlan(layout.group, rule, layout.block_tokens, step_tokens * steps)
         for layout, rule in zip(layouts, rules, strict=True)
     )
+    if not any(plan.kept_blocks_max for plan in plans):
+        raise UnsupportedError(
+            "no token reads the KV of tokens before it: nothing of this model is worth storing",
+            next_step="start the engine without this connector",
+        )
     return ChunkForm(plans, tuple(layout.unit_bytes for layout in layouts))
