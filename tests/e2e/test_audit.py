@@ -11,7 +11,7 @@ from tests.e2e.harness import Engines, assert_same, embedded
 def test_hits_are_computed_compared_and_found_right(
     engines: Engines, model: Path, pool: Path, filled_pool: FilledPool, prompts: Prompts
 ) -> None:
-    # Steps of another size than those it was computed in: the numbers differ, by rounding.
+    # Steps of another size than those it was computed in may round otherwise (on one CPU they were found not to).
     audited = {**embedded(pool), "audit": {"share": 1.0, "alarms_max": 1}}
     engine = engines.start(model, audited, max_num_batched_tokens=384)
     free = engine.call("free_blocks")
@@ -26,7 +26,6 @@ def test_hits_are_computed_compared_and_found_right(
     assert counts.get("audit_alarms", 0) == counts.get("audits_without_verdict", 0) == 0
     assert counts.get("loads_started", 0) == counts.get("saves_granted", 0) == 0
     measures = engine.call("measures")
-    print(measures)
-    assert 0 < measures["audit_drift_max"] < 1e-4
+    assert measures["audit_drift_max"] < 1e-4
     assert measures["audit_variation_max"] < 1e-4
     engine.close()
