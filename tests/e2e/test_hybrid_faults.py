@@ -28,7 +28,7 @@ from tests.e2e.harness import (
     engines_in,
     make_prompt,
 )
-from tests.e2e.hybrid_models import HYBRID_MODELS, PROMPT_TOKENS, HybridModel, make_hybrid_models
+from tests.e2e.hybrid_models import FLOAT32_TOLERANCE, HYBRID_MODELS, PROMPT_TOKENS, HybridModel, make_hybrid_models
 
 PROMPT = make_prompt(11, PROMPT_TOKENS)
 BLOCKS = 640
@@ -37,15 +37,18 @@ BLOCKS = 640
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """``boundary``: where PROMPT is resumed, the last end of a chunk before its last token."""
+    """``boundary``: where PROMPT is resumed, the last end of a chunk before its last token. ``again_tolerance``: the
+    log-probabilities differ by less when what was decoded is computed again as part of a prompt."""
 
     model: HybridModel
     boundary: int
+    again_tolerance: float = FLOAT32_TOLERANCE
 
 
 CASES = (
     pytest.param(Case(HYBRID_MODELS["gemma3"], 768), id="gemma3"),  # chunks of 256 tokens, twice the window
-    pytest.param(Case(HYBRID_MODELS["lfm2"], 960), id="lfm2"),
+    # They do by 0.06 in an engine without a connector.
+    pytest.param(Case(HYBRID_MODELS["lfm2"], 960, again_tolerance=0.1), id="lfm2"),
 )
 
 
@@ -62,7 +65,7 @@ class Shop:
     """An engine on a service of its own, whose pool holds PROMPT, and right answers."""
 
     def __init__(self, case: Case, engine: EngineProcess, daemon: Daemon) -> None:
-        self.model, self.boundary = case.model, case.boundary
+        self.model, self.boundary, self.again_tolerance = case.model, case.boundary, case.again_tolerance
         self.engine, self.daemon = engine, daemon
         self._right: dict[tuple[tuple[int, ...], int], Answer] = {}
         self.right(PROMPT)
@@ -224,7 +227,7 @@ def test_reads_that_fail_cost_the_load_and_no_chunk(shop: Shop) -> None:
 def test_preemption(shop: Shop) -> None:
     """What runs is put off while the engine's cache is emptied, and goes on with what it had saved."""
     running = make_prompt(21, 400)
-    shop.right(running, max_tokens=40)
+    right = shop.right(running, max_tokens=40)
     shop.settle()
     before = shop.counts()["chunks_committed"]
     shop.right(running, max_tokens=1)
@@ -235,7 +238,7 @@ def test_preemption(shop: Shop) -> None:
     assert shop.engine.call("gauges")["running"] == 1
     with suppress(EngineError):  # the engine's own, when a save still holds blocks: it has preempted all the same
         shop.engine.call("reset", running=True)
-    shop.assert_right(shop.engine.finish()["runs"], running, max_tokens=40)
+    assert shop.engine.finish()["runs"].distance(right) < shop.again_tolerance
     assert max(entry[3] for entry in shop.engine.call("questions") if entry[0].startswith("runs")) >= 1
 
 
