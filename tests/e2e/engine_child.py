@@ -263,8 +263,13 @@ def _sampling(max_tokens: int) -> Any:
 
 def _answer(output: Any) -> dict[str, Any]:
     (completion,) = output.outputs
-    logprobs = [{token: entry.logprob for token, entry in at.items()} for at in completion.logprobs]
-    return {"tokens": list(completion.token_ids), "logprobs": logprobs, "cached": output.num_cached_tokens}
+    logprobs = [{token: entry.logprob for token, entry in at.items()} for at in completion.logprobs or ()]
+    return {
+        "tokens": list(completion.token_ids),
+        "logprobs": logprobs,
+        "cached": output.num_cached_tokens,
+        "ended": completion.finish_reason,
+    }
 
 
 def _message(error: BaseException) -> str:
