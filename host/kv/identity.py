@@ -20,9 +20,7 @@ import torch
 
 from meshfusion.host.kv.canonical import canonical_json, normalised_hf_config
 from meshfusion.host.kv.chunk_form import ChunkForm
-from meshfusion.host.kv.classify import kind_of
 from meshfusion.host.kv.group_layout import GroupLayout
-from meshfusion.host.kv.kinds import MLA
 from meshfusion.host.kv.layout import layer_specs, page_order
 from meshfusion.host.kv.resume import GroupPlan, StateAtBoundary
 from meshfusion.jbof.errors import UnsupportedError
@@ -290,8 +288,8 @@ def _layer_facts(
     }
     if isinstance(plan.rule, StateAtBoundary):
         return facts  # states are kept as computed: no packing for an instruction set, no quantisation
-    if view.device.type == "cpu" and kind_of(spec) is not MLA:
-        # Each instruction set packs keys its own way inside a page; latents have a backend for each.
+    if view.device.type == "cpu":
+        # Each instruction set packs keys its own way inside a page.
         facts["isa"] = _required(layer, "isa", name)
     if int(_required(spec, "kv_quant_mode", name)) != 0:
         facts["kv_scales"] = [float(_required(layer, field, name)) for field in ("_k_scale_float", "_v_scale_float")]
