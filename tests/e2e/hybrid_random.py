@@ -189,7 +189,7 @@ class Drive:
         assert "error" not in reply, reply["error"]
         answers = [Answer.from_json(one) for one in reply["value"]]
         return [
-            Answer(got.tokens[: one.max_tokens], got.logprobs[: one.max_tokens], got.cached)
+            Answer(got.tokens[: one.max_tokens], got.logprobs[: one.max_tokens], got.cached, got.ended)
             for got, one in zip(answers, asked, strict=True)
         ]
 
