@@ -22,8 +22,8 @@ def watch() -> None:
 
 
 def _watch(name: str, parts_of: Any) -> None:
-    def watched(medium: RdmaMedium, block_id: int) -> list[RegionPart]:
-        parts: list[RegionPart] = parts_of(medium, block_id)
+    def watched(medium: RdmaMedium, group: int, block_id: int) -> list[RegionPart]:
+        parts: list[RegionPart] = parts_of(medium, group, block_id)
         start = medium.memory.place.address
         end = start + medium.memory.place.length_bytes
         for part in parts:
