@@ -15,8 +15,8 @@ import pytest
 from tests.e2e.harness import ROOT, Answer, EngineProcess, Engines, embedded, make_prompt
 from tests.e2e.hybrid_models import HYBRID_MODELS, PROMPT_TOKENS, HybridModel, make_hybrid_models
 
-IN_EVERY_RUN = ("gemma3", "llama4", "qwen3-next")
-"""A window, a local stretch, and states; the others take as long and run nightly. States of another kind are loaded in
+IN_EVERY_RUN = ("gemma3", "qwen3-next")
+"""A window, and states; the others take as long and run nightly. States of another kind are loaded in
 :mod:`tests.e2e.test_hybrid_faults`."""
 ALL = [
     name if name in IN_EVERY_RUN else pytest.param(name, marks=pytest.mark.nightly)

@@ -31,6 +31,7 @@ def blocks_first(engines: Engines, model: Path, pool: Path, **connector: str) ->
     return engines.start(model, {**embedded(pool), **connector}, environment={ENGINE_FIXES: "block_outermost"})
 
 
+@pytest.mark.nightly
 def test_layer_and_block_outermost_engines_share_a_pool(
     engines: Engines, model: Path, filled_pool: FilledPool, pool: Path, prompts: Prompts, reference: Reference
 ) -> None:

@@ -15,7 +15,8 @@ from meshfusion.dpu.pool import Pool
 from meshfusion.host.path.flexpath.run_dir import ENVIRONMENT as RUN_DIR
 from meshfusion.tools.mfctl.engines_off import check_engines
 from tests.e2e.conftest import Prompts
-from tests.e2e.harness import EngineProcess, Engines, Reference, assert_same, embedded, engines_in
+from tests.e2e.harness import ROOT, EngineProcess, Engines, Reference, assert_same, embedded, engines_in
+from tests.e2e.hybrid_models import HYBRID_MODELS, make_hybrid_models
 
 
 @pytest.fixture(scope="module")
@@ -39,12 +40,12 @@ def test_a_load_failure_policy_that_fails_requests(process: EngineProcess, model
     assert not (tmp_path / "pool").exists()
 
 
-def test_a_model_with_several_kinds_of_attention(
-    process: EngineProcess, models: dict[str, Path], tmp_path: Path
-) -> None:
-    text = refusal(process, models["hybrid"], embedded(tmp_path / "pool"), load_format="dummy")
-    assert "KV groups (hybrid attention) and one is served so far" in text
-    assert "SlidingWindowSpec" in text
+def test_a_kind_of_kv_that_is_not_served(process: EngineProcess, tmp_path: Path) -> None:
+    model = HYBRID_MODELS["mamba2"]
+    folder = make_hybrid_models(ROOT / ".cache", [model.name])[model.name]
+    text = refusal(process, folder, embedded(tmp_path / "pool"), **model.options)
+    assert "kv_cache_groups[0]: MambaSpec.num_prefill_checkpoint_blocks is 1, snapshots from within a step" in text
+    assert not (tmp_path / "pool").exists()
 
 
 def test_dummy_weights_have_no_identity(process: EngineProcess, model: Path, tmp_path: Path) -> None:
