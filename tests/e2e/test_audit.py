@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.e2e.conftest import FilledPool, Prompts
 from tests.e2e.harness import Engines, assert_same, embedded
 
 
+@pytest.mark.nightly
 def test_hits_are_computed_compared_and_found_right(
     engines: Engines, model: Path, pool: Path, filled_pool: FilledPool, prompts: Prompts
 ) -> None:

@@ -66,6 +66,7 @@ def test_layer_and_block_outermost_engines_share_a_pool(
     assert "layout LBHNC proven" in other.words()
 
 
+@pytest.mark.nightly
 def test_the_layout_can_be_left_to_the_engine(engines: Engines, model: Path, pool: Path, prompts: Prompts) -> None:
     engine = blocks_first(engines, model, pool, kv_layout="engine")
     assert engine.answer(prompts.aligned).cached == len(prompts.aligned)

@@ -14,6 +14,7 @@ def note(text: str) -> None:
     print(text)
 
 
+@pytest.mark.nightly
 def test_what_is_right_passes_and_bytes_changed_behind_the_digests_fail(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
