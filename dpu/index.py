@@ -27,6 +27,7 @@ from meshfusion.dpu.store.effects import (
     OpenSegment,
     PutChunk,
     PutHolder,
+    SummarizeSegment,
 )
 from meshfusion.jbof.errors import FormatError
 from meshfusion.jbof.segments import SegmentRecord
@@ -99,6 +100,18 @@ class Index:
         if any(key != _segment_key(record) for key, record in found.items()):
             raise FormatError(f"the index {self._path} is damaged: segments are mixed up", next_step=RECREATE)
         return tuple(found.values())
+
+    def chunks_in(self, record: SegmentRecord) -> list[ChunkRecord] | None:
+        """The intact chunks with a shard in this segment; None when it is not of this generation (any more)."""
+        with self._reading(self._chunks) as txn:
+            if self._generation_of(txn, record.segment) != record.generation:
+                return None
+            values = [txn.get(key) for _, key in self._positions_in(txn, record.segment)]
+        found = []
+        for value in values:
+            with contextlib.suppress(FormatError):
+                found.append(records.decode_chunk(bytes(value or b"")))
+        return found
 
     def holder_records(self) -> tuple[HolderRecord, ...]:
         with self._reading(self._holders) as txn, txn.cursor() as cursor:
@@ -216,6 +229,9 @@ class Index:
                     txn.delete(position, db=self._positions)
                 txn.put(_segment_key(segment), records.encode_segment(segment), db=self._segments)
                 return -removed_bytes
+            case SummarizeSegment(segment):
+                if self._generation_of(txn, segment.segment) == segment.generation:
+                    txn.put(_segment_key(segment), records.encode_segment(segment), db=self._segments)
             case PutHolder(holder):
                 txn.put(holder.holder_id.encode(), records.encode_holder(holder), db=self._holders)
                 self._prune_fenced(txn)
@@ -257,6 +273,10 @@ class Index:
                         break
                     found.append((bytes(position), bytes(key)))
         return found
+
+    def _generation_of(self, txn: lmdb.Transaction, segment: int) -> int | None:
+        value = txn.get(segment.to_bytes(4, "big"), db=self._segments)
+        return None if value is None else records.decode_segment(bytes(value)).generation
 
     def _prune_fenced(self, txn: lmdb.Transaction) -> None:
         """Keep the memory of fenced incarnations bounded; their liveness files are gone in any case."""

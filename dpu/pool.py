@@ -23,12 +23,13 @@ from meshfusion.dpu.index_files import open_index, scan_in_child
 from meshfusion.dpu.owner_lock import OwnerLock
 from meshfusion.dpu.pool_dir import LIVENESS_SUFFIX, PoolLayout, create_pool, geometry_of, read_label_copies
 from meshfusion.dpu.pool_inspect import CheckReport, check_pool, inspect_pool
+from meshfusion.dpu.pool_medium import FileMedium, PoolMedium
 from meshfusion.dpu.pool_status import list_chunks, status_of
 from meshfusion.dpu.pool_writer import TransactionWriter
 from meshfusion.dpu.store.checks import refuse_other_exports, refuse_unserved
 from meshfusion.dpu.store.store import NAMESPACE, Reply, Step, Store, StoreOptions
 from meshfusion.jbof.errors import MeshFusionError, UnsupportedError
-from meshfusion.jbof.format import Label
+from meshfusion.jbof.label import Label
 from meshfusion.jbof.segments import SegmentTable
 
 logger = logging.getLogger("meshfusion.pool")
@@ -62,6 +63,7 @@ class Pool:
         options: PoolOptions,
         owner: OwnerLock,
         index: Index,
+        file: FileMedium,
         totals: IndexTotals,
         clock: Callable[[], float],
         exports: MakeExports | None,
@@ -71,6 +73,7 @@ class Pool:
         self._options = options
         self._owner = owner
         self._index = index
+        self._file = file
         self._clock = clock
         former = index.holder_records()
         self._exports = None if exports is None else exports(self, uuid.UUID(bytes=label.pool_uuid), layout)
@@ -78,8 +81,12 @@ class Pool:
         if self._exports is not None:
             refuse_other_exports(former, exported_as)
         epoch = index.next_epoch()
+        geometry = geometry_of(label)
+        self._medium = PoolMedium(file, label, geometry, epoch)
+        if file.is_writable:
+            self._medium.write_owner()
         self._store = Store(
-            SegmentTable(geometry_of(label), index.segment_records()),
+            SegmentTable(geometry, index.segment_records()),
             options,
             epoch=epoch,
             former_holders=former,
@@ -89,7 +96,7 @@ class Pool:
         self._store.counters["index_entries_damaged"] = totals.damaged_count
         self._mutex = threading.Lock()
         self._ending: dict[int, str] = {}  # ticket of a fence or a farewell -> holder
-        self._writer = TransactionWriter(index, self._settle)
+        self._writer = TransactionWriter(index, self._medium, self._settle)
         self._stop = threading.Event()
         self._ticker = threading.Thread(target=self._tick_loop, name="meshfusion-tick", daemon=True)
         self._forget_unlisted()
@@ -125,7 +132,12 @@ class Pool:
             if label_problems:
                 logger.warning("%s; the other copy is used", "; ".join(label_problems))
             try:
-                return cls(layout, label, options or PoolOptions(), owner, index, totals, clock, exports)
+                file = FileMedium.open(layout.data)
+                try:
+                    return cls(layout, label, options or PoolOptions(), owner, index, file, totals, clock, exports)
+                except BaseException:
+                    file.close()
+                    raise
             except BaseException:
                 index.close()
                 raise
@@ -242,7 +254,13 @@ class Pool:
         with self._mutex:
             problem = self._exports_problem()
             return status_of(
-                self._store, self._index, self._label, self._layout.directory, self._clock(), exports_problem=problem
+                self._store,
+                self._index,
+                self._label,
+                self._layout.directory,
+                self._clock(),
+                medium_counts=self._medium.counts,
+                exports_problem=problem,
             )
 
     def list_chunks(self, request: api.ListRequest, *, deadline_s: float) -> api.ListReply:
@@ -264,6 +282,7 @@ class Pool:
         is_quiet = self._exports is None or self._exports.close()
         self._ticker.join()
         self._writer.close()
+        self._file.close()
         self._index.close()
         if is_quiet:
             self._owner.release()
@@ -356,6 +375,7 @@ class Pool:
             now_s = self._clock()
             with self._mutex:
                 self._store.tick(now_s)
+                self._submit(self._store.summarize(now_s))
                 if self._exports is not None and self._store.holders.to_cut_off():
                     self._exports.wake()
             self._probe_holders(now_s)

@@ -24,15 +24,8 @@ from meshfusion.dpu.pool_place import (
 from meshfusion.dpu.pool_sizes import size_problems
 from meshfusion.jbof.envelope import FormatFault, MediumFormatError
 from meshfusion.jbof.errors import ConfigError, FormatError, MediaError
-from meshfusion.jbof.format import (
-    DATA_START_LBA,
-    FORMAT_VERSION,
-    LABEL_LBAS,
-    LBA_BYTES,
-    Label,
-    encode_label,
-    examine_label_copies,
-)
+from meshfusion.jbof.format import DATA_START_LBA, FORMAT_VERSION, LABEL_LBAS, LBA_BYTES
+from meshfusion.jbof.label import Label, encode_label, examine_label_copies
 from meshfusion.jbof.media.faults import DataFileError
 from meshfusion.jbof.media.file import DirectMode, create_data_file, open_data_file
 from meshfusion.jbof.segments import SegmentGeometry
@@ -91,6 +84,7 @@ def create_pool(
     path = path.absolute()
     label = Label(
         pool_uuid=uuid.uuid4().bytes,
+        drive_uuid=uuid.uuid4().bytes,
         created_unix_s=int(time.time()),
         lba_bytes=LBA_BYTES,
         segment_lba_count=segment_bytes // LBA_BYTES,

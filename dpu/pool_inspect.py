@@ -22,7 +22,8 @@ from meshfusion.dpu.index_files import open_index, scan_in_child
 from meshfusion.dpu.pool_dir import PoolLayout, geometry_of, read_label, read_label_copies
 from meshfusion.jbof.digest import DigestKernels, load_kernels
 from meshfusion.jbof.errors import FormatError, MediaError
-from meshfusion.jbof.format import FORMAT_VERSION, ChunkHeader, Label, decode_chunk_header
+from meshfusion.jbof.format import FORMAT_VERSION, ChunkHeader, decode_chunk_header
+from meshfusion.jbof.label import Label
 from meshfusion.jbof.media.buffer import AlignedBuffer
 from meshfusion.jbof.media.file import DataFile, DirectMode, open_data_file
 
@@ -59,7 +60,7 @@ def inspect_pool(path: Path) -> api.PoolStatus:
     totals = _scan(layout)
     with open_for_reading(path) as (_, label, index):
         geometry = geometry_of(label)
-        used = len(index.segment_records())
+        used = sum(record.opened_seq > 0 for record in index.segment_records())
         counters = (("index_entries_damaged", totals.damaged_count), ("owned", int(is_owned(layout))))
         return api.PoolStatus(
             pool_uuid=str(uuid.UUID(bytes=label.pool_uuid)),

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import uuid
+from collections import Counter
 from pathlib import Path
 
 from meshfusion.dpu.api import types as api
 from meshfusion.dpu.index import Index
 from meshfusion.dpu.pool_dir import geometry_of
 from meshfusion.dpu.store.store import Store
-from meshfusion.jbof.format import FORMAT_VERSION, Label
+from meshfusion.jbof.format import FORMAT_VERSION
+from meshfusion.jbof.label import Label
 
 
 def status_of(
-    store: Store, index: Index, label: Label, directory: Path, now_s: float, *, exports_problem: str
+    store: Store,
+    index: Index,
+    label: Label,
+    directory: Path,
+    now_s: float,
+    *,
+    medium_counts: Counter[str],
+    exports_problem: str,
 ) -> api.PoolStatus:
     """Under the pool's mutex, the index too: a chunk then always shows as granted, as committed or as both."""
     geometry, counts = geometry_of(label), store.segments.counts()
@@ -38,7 +47,7 @@ def status_of(
         grant_count=len(store.grants),
         saves_stopped_reason=store.saves_stopped_reason(now_s),
         holders=store.holder_statuses(now_s),
-        counters=tuple(sorted(store.counters.items())),
+        counters=tuple(sorted((store.counters + medium_counts).items())),
         exports_problem=exports_problem,
     )
 

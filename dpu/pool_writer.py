@@ -1,14 +1,19 @@
-"""The pool's one writer thread: applies transactions in ticket order, grouping what has queued up into one sync."""
+"""The pool's one writer thread: applies transactions in ticket order, grouping what has queued up into one sync.
+
+Of a group, summaries are written first, so that the index notes only what is there; then comes the index; then headers
+of opened segments, since the medium may name a generation only once the index does. Everything can be applied twice.
+"""
 
 from __future__ import annotations
 
 import logging
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from meshfusion.dpu.index import Index
-from meshfusion.dpu.store.effects import Effect
+from meshfusion.dpu.pool_medium import PoolMedium
+from meshfusion.dpu.store.effects import Effect, OpenSegment, SummarizeSegment
 from meshfusion.jbof.errors import MediaError, MeshFusionError, ServiceUnavailableError
 
 logger = logging.getLogger("meshfusion.index")
@@ -19,8 +24,9 @@ _GROUP_MAX = 64
 class TransactionWriter:
     """``settle(ticket, error)`` is called in ticket order, after the sync and before waiters wake."""
 
-    def __init__(self, index: Index, settle: Callable[[int, MeshFusionError | None], None]) -> None:
+    def __init__(self, index: Index, medium: PoolMedium, settle: Callable[[int, MeshFusionError | None], None]) -> None:
         self._index = index
+        self._medium = medium
         self._settle = settle
         self._queue: queue.SimpleQueue[tuple[int, tuple[Effect, ...]] | None] = queue.SimpleQueue()
         self._settled = threading.Condition()
@@ -79,7 +85,7 @@ class TransactionWriter:
 
     def _try_apply(self, effects: list[Effect]) -> MeshFusionError | None:
         try:
-            self._index.apply(effects)
+            apply_effects(effects, self._index, self._medium)
         except MeshFusionError as error:
             return error
         except OSError as error:
@@ -88,3 +94,13 @@ class TransactionWriter:
             logger.exception("an index transaction failed")
             return MediaError(f"the index transaction failed: {error!r}", next_step="report this with the log")
         return None
+
+
+def apply_effects(effects: Sequence[Effect], index: Index, medium: PoolMedium) -> None:
+    """All of it is durable when this returns. Raises what the index and the medium raise; part of it may be done then,
+    and no segment that was to be opened is used."""
+    due = [effect.record for effect in effects if isinstance(effect, SummarizeSegment)]
+    held = [(record, index.chunks_in(record)) for record in due]
+    medium.write_summaries((record, chunks) for record, chunks in held if chunks is not None)
+    index.apply(effects)
+    medium.open_segments(effect.record for effect in effects if isinstance(effect, OpenSegment))

@@ -1,15 +1,21 @@
 """Segments of one namespace: who is free, open, sealed; generations; append-only allocation; the choice of a victim.
 
 A plain state machine: no I/O, no clock. It keeps rule 2: the generation of a segment is increased, durably, before
-any of its blocks is handed out again. Callers make the :class:`SegmentRecord` that an opening returns durable, then
-call :meth:`SegmentTable.opened`, and only then may extents of that segment leave the service.
+any of its blocks is handed out again. Callers make the :class:`SegmentRecord` that an opening returns durable, in the
+index and as the segment's header on the medium, then call :meth:`SegmentTable.opened`, and only then may extents of
+that segment leave the service.
+
+The first block of a segment is its header's. At its end room is kept for its summary, which is due once the segment is
+*settled*: sealed, and no writer left, so that what is committed in it can only become less.
 """
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from meshfusion.jbof.segment_format import SEGMENT_HEADER_LBAS, summary_lba_count
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +31,15 @@ class SegmentGeometry:
         assert 0 <= segment < self.segment_count, segment
         return self.data_start_lba + segment * self.segment_lba_count
 
+    def end_lba(self, segment: int) -> int:
+        """The first block after the segment."""
+        return self.first_lba(segment) + self.segment_lba_count
+
+    @property
+    def max_extent_lba_count(self) -> int:
+        """The longest extent: alone in a segment, between its header and its summary."""
+        return self.segment_lba_count - SEGMENT_HEADER_LBAS - summary_lba_count(1)
+
     @property
     def segment_bytes(self) -> int:
         return self.segment_lba_count * self.lba_bytes
@@ -36,11 +51,15 @@ class SegmentGeometry:
 
 @dataclass(frozen=True, slots=True)
 class SegmentRecord:
-    """What is durable about a segment that was ever used. ``opened_seq`` orders openings over the pool's life."""
+    """What is durable about a segment that was ever used. ``opened_seq`` orders openings over the pool's life; 0: it
+    holds nothing, and only its generation is known (from a rebuild). ``lifetime_class``: of what is written into it.
+    ``is_summarized``: its summary is on the medium."""
 
     segment: int
     generation: int
     opened_seq: int
+    lifetime_class: int = 0
+    is_summarized: bool = False
 
 
 class SegmentState(enum.Enum):
@@ -50,12 +69,22 @@ class SegmentState(enum.Enum):
     SEALED = "sealed"
 
 
+class SummaryState(enum.Enum):
+    NONE = "none"  # not sealed yet, or nothing to tell
+    DUE = "due"  # to be written once no writer is left
+    UNDERWAY = "underway"
+    WRITTEN = "written"
+
+
 @dataclass(slots=True)
 class _Segment:
     state: SegmentState
     generation: int
     opened_seq: int
     next_lba: int
+    lifetime_class: int = 0
+    extent_count: int = 0  # handed out in this generation
+    summary: SummaryState = SummaryState.NONE
     read_pins: int = 0
     write_pins: int = 0
     last_used_s: float = float("-inf")
@@ -82,6 +111,7 @@ class SegmentTable:
 
     ``records`` are the durable ones; a segment without a record was never used. A segment that was open when the
     service stopped comes back sealed: a former writer may still own space behind its last committed chunk (rule 3).
+    Nothing more can be committed in it, so its summary is due.
     """
 
     def __init__(self, geometry: SegmentGeometry, records: Iterable[SegmentRecord] = ()) -> None:
@@ -93,14 +123,21 @@ class SegmentTable:
         self.read_pinned_count = 0  # segments that some lease pins
         self._current: int | None = None
         self._last_seq = 0
+        self._due: set[int] = set()  # segments whose summary is due
         for record in records:
             assert 0 <= record.segment < geometry.segment_count, record
             segment = self._segments[record.segment]
-            assert segment.state is SegmentState.FREE, f"two records for segment {record.segment}"
-            segment.state = SegmentState.SEALED
+            assert not segment.generation, f"two records for segment {record.segment}"
             segment.generation = record.generation
+            if not record.opened_seq:
+                continue
             segment.opened_seq = record.opened_seq
+            segment.lifetime_class = record.lifetime_class
             self._last_seq = max(self._last_seq, record.opened_seq)
+            segment.state = SegmentState.SEALED
+            segment.summary = SummaryState.WRITTEN if record.is_summarized else SummaryState.DUE
+            if not record.is_summarized:
+                self._due.add(record.segment)
         self._free = [i for i, s in enumerate(self._segments) if s.state is SegmentState.FREE]
         self._free.reverse()  # pop() hands out the lowest index first
 
@@ -156,30 +193,35 @@ class SegmentTable:
     # ---- appending -----------------------------------------------------------------------------------------------
 
     def allocate(self, lba_count: int) -> Allocation | None:
-        """Append ``lba_count`` blocks to the current segment, or None when it has no room (or there is none)."""
-        assert 0 < lba_count <= self.geometry.segment_lba_count, lba_count
+        """Append ``lba_count`` blocks to the current segment, or None when it has no room (or there is none).
+
+        Behind them there is always room for the summary of what was handed out.
+        """
+        assert 0 < lba_count <= self.geometry.max_extent_lba_count, lba_count
         if self._current is None:
             return None
         segment = self._segments[self._current]
         assert segment.state in (SegmentState.OPEN, SegmentState.OPENING), segment.state
-        end = self.geometry.first_lba(self._current) + self.geometry.segment_lba_count
-        if segment.next_lba + lba_count > end:
+        kept_lba_count = summary_lba_count(segment.extent_count + 1)
+        if segment.next_lba + lba_count + kept_lba_count > self.geometry.end_lba(self._current):
             return None
         allocation = Allocation(self._current, segment.next_lba, lba_count, segment.generation)
         segment.next_lba += lba_count
+        segment.extent_count += 1
         return allocation
 
     def open_next(self, now_s: float, may_reclaim: Callable[[int], bool]) -> SegmentRecord | None:
         """Seal the current segment and open another: a free one, or the victim with the oldest use.
 
         Returns the record to make durable (with the victim's chunks removed from the index in the same transaction),
-        or None when nothing can be opened: the current segment then stays as it is.
+        or None when nothing can be opened: the current segment then stays as it is. One whose opening failed is free:
+        while openings fail, no more than one segment loses what it held.
         """
         target = self._free.pop() if self._free else self._victim(may_reclaim)
         if target is None:
             return None
         if self._current is not None and self._segments[self._current].state is SegmentState.OPEN:
-            self._segments[self._current].state = SegmentState.SEALED
+            self._seal(self._current)
         segment = self._segments[target]
         assert segment.read_pins == 0, f"segment {target} reclaimed under {segment.read_pins} readers"
         assert segment.write_pins == 0, f"segment {target} reclaimed under {segment.write_pins} writers"
@@ -187,31 +229,47 @@ class SegmentTable:
         segment.state = SegmentState.OPENING
         segment.generation += 1
         segment.opened_seq = self._last_seq
-        segment.next_lba = self.geometry.first_lba(target)
+        segment.next_lba = self.geometry.first_lba(target) + SEGMENT_HEADER_LBAS
+        segment.extent_count = 0
+        segment.summary = SummaryState.NONE
+        self._due.discard(target)
         segment.last_used_s = now_s
         self._current = target
-        return SegmentRecord(target, segment.generation, segment.opened_seq)
+        return self._record(target)
 
     def opened(self, record: SegmentRecord) -> None:
         """The record is durable: extents of this segment may leave, and its chunks may be matched."""
         segment = self._segments[record.segment]
         assert segment.generation == record.generation, (segment.generation, record)
-        assert segment.state in (SegmentState.OPENING, SegmentState.SEALED), segment.state
-        if segment.state is SegmentState.OPENING:
-            is_current = self._current == record.segment
-            segment.state = SegmentState.OPEN if is_current else SegmentState.SEALED
+        assert segment.state is SegmentState.OPENING, segment.state
+        if self._current == record.segment:
+            segment.state = SegmentState.OPEN
+        else:
+            self._seal(record.segment)
 
     def open_failed(self, record: SegmentRecord) -> None:
-        """The record did not become durable. Nothing was handed out, so the segment is what it was before.
+        """The record did not become durable. Nothing was handed out, so the segment is free, and the next to be opened.
 
         The generation is not lowered again: whether the write reached the medium is unknown, and a generation may
-        only grow. A segment that held chunks is sealed without them (their generation no longer matches).
+        only grow.
         """
         segment = self._segments[record.segment]
         assert segment.generation == record.generation, (segment.generation, record)
         if self._current == record.segment:
             self._current = None
+        segment.state = SegmentState.FREE
+        self._free.append(record.segment)
+
+    def _seal(self, index: int) -> None:
+        segment = self._segments[index]
         segment.state = SegmentState.SEALED
+        segment.summary = SummaryState.DUE
+        self._due.add(index)
+
+    def _record(self, index: int) -> SegmentRecord:
+        segment = self._segments[index]
+        is_summarized = segment.summary is SummaryState.WRITTEN
+        return SegmentRecord(index, segment.generation, segment.opened_seq, segment.lifetime_class, is_summarized)
 
     def _victim(self, may_reclaim: Callable[[int], bool]) -> int | None:
         candidates = [
@@ -223,3 +281,29 @@ class SegmentTable:
             and may_reclaim(index)
         ]
         return min(candidates)[2] if candidates else None
+
+    # ---- summaries -----------------------------------------------------------------------------------------------
+
+    def settled(self) -> tuple[SegmentRecord, ...]:
+        """Segments whose summary is due and whose writers are all gone, as they are to be recorded then."""
+        found = (index for index in sorted(self._due) if not self._segments[index].write_pins)
+        return tuple(replace(self._record(index), is_summarized=True) for index in found)
+
+    def summarizing(self, record: SegmentRecord) -> None:
+        """Its summary is on its way to the medium."""
+        segment = self._segments[record.segment]
+        assert segment.summary is SummaryState.DUE, segment.summary
+        assert segment.state is SegmentState.SEALED, segment.state
+        assert segment.write_pins == 0, f"segment {record.segment} summarized under {segment.write_pins} writers"
+        segment.summary = SummaryState.UNDERWAY
+        self._due.discard(record.segment)
+
+    def summarized(self, record: SegmentRecord, *, worked: bool) -> None:
+        """The summary is on the medium, or is due again. The segment may have been opened anew meanwhile."""
+        segment = self._segments[record.segment]
+        if segment.generation != record.generation:
+            return
+        assert segment.summary is SummaryState.UNDERWAY, segment.summary
+        segment.summary = SummaryState.WRITTEN if worked else SummaryState.DUE
+        if not worked:
+            self._due.add(record.segment)

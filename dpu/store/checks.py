@@ -73,9 +73,10 @@ def refuse_item(item: api.ReserveItem, geometry: SegmentGeometry) -> None:
         )
     for shard in item.shards:
         lba_count = shard_lba_count(shard.unit_bytes, shard.unit_count, geometry.lba_bytes)
-        if lba_count > geometry.segment_lba_count:
+        if lba_count > geometry.max_extent_lba_count:
             raise ServiceError(
-                f"a chunk shard of {lba_count} logical blocks does not fit a segment of {geometry.segment_lba_count}",
+                f"a chunk shard of {lba_count} logical blocks does not fit a segment, which has room for "
+                f"{geometry.max_extent_lba_count}",
                 next_step="create the pool with a larger --segment-size, or lower chunk_min_bytes in the connector",
             )
 

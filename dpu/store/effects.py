@@ -1,4 +1,8 @@
-"""What the store asks its surroundings to do. Effects of one step form one atomic, durable transaction."""
+"""What the store asks its surroundings to do. Effects of one step form one atomic, durable transaction of the index.
+
+Two of them also ask for something on the medium, and its place in the order is part of them: see :class:`OpenSegment`
+and :class:`SummarizeSegment`. A step is durable when all of it is.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +46,21 @@ class DeleteChunk:
 
 @dataclass(frozen=True, slots=True)
 class OpenSegment:
-    """Forget every chunk that has a shard in this segment, and make the record durable (rule 2)."""
+    """Forget every chunk that has a shard in this segment, and make the record durable (rule 2): in the index, and
+    then as the segment's header on the medium. Then all behind the header is deallocated.
+
+    The header is first: while old blocks can be gone in part, the medium says already that none of them counts.
+    """
+
+    record: SegmentRecord
+
+
+@dataclass(frozen=True, slots=True)
+class SummarizeSegment:
+    """Make the summary of this segment durable, of the chunks that the index has in it; then note that in the index.
+
+    Nothing to do when the segment has been opened anew: the index then has another generation.
+    """
 
     record: SegmentRecord
 
@@ -57,4 +75,4 @@ class DeleteHolder:
     holder_id: str
 
 
-Effect = PutChunk | DeleteChunk | OpenSegment | PutHolder | DeleteHolder
+Effect = PutChunk | DeleteChunk | OpenSegment | SummarizeSegment | PutHolder | DeleteHolder

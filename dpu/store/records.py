@@ -10,11 +10,12 @@ from meshfusion.dpu.store.effects import HolderRecord
 from meshfusion.jbof.errors import FormatError
 from meshfusion.jbof.segments import SegmentRecord
 
-INDEX_VERSION = 1
+INDEX_VERSION = 2  # 2: segments have a lifetime class and may have summaries
 
 _CHUNK = struct.Struct(f"<{KEY_BYTES}s{IDENTITY_BYTES}sIQIHH")  # key identity group position tokens tenant_len shards
 _SHARD = struct.Struct("<IIIQIQIIII")  # rank nsid segment lba lba_count generation payload unit_lbas unit_bytes units
-_SEGMENT = struct.Struct("<IQQ")
+_SEGMENT = struct.Struct("<IQQHB")  # segment generation opened_seq lifetime_class flags
+_SUMMARIZED = 1
 _HOLDER = struct.Struct(f"<{IDENTITY_BYTES}sQB")
 _FENCED, _NVMEOF = 1, 2  # flags of a holder
 _CRC = struct.Struct("<I")
@@ -92,14 +93,25 @@ def _parse_chunk(body: bytes) -> ChunkRecord:
 
 
 def encode_segment(record: SegmentRecord) -> bytes:
-    return _sealed(_SEGMENT.pack(record.segment, record.generation, record.opened_seq))
+    return _sealed(
+        _SEGMENT.pack(
+            record.segment,
+            record.generation,
+            record.opened_seq,
+            record.lifetime_class,
+            _SUMMARIZED * record.is_summarized,
+        )
+    )
 
 
 def decode_segment(value: bytes) -> SegmentRecord:
     body = _unsealed(value, "segment")
     if len(body) != _SEGMENT.size:
         raise _damaged("segment")
-    return SegmentRecord(*_SEGMENT.unpack(body))
+    segment, generation, opened_seq, lifetime_class, flags = _SEGMENT.unpack(body)
+    if flags & ~_SUMMARIZED:
+        raise _damaged("segment")
+    return SegmentRecord(segment, generation, opened_seq, lifetime_class, bool(flags & _SUMMARIZED))
 
 
 def encode_holder(record: HolderRecord) -> bytes:
@@ -140,5 +152,5 @@ def _unsealed(value: bytes, kind: str) -> bytes:
 def _damaged(kind: str) -> FormatError:
     return FormatError(
         f"a {kind} record of the index is damaged",
-        next_step="run `mfctl pool check`; a damaged index can only be replaced by creating the pool anew",
+        next_step="run `mfctl pool check`; `mfctl pool rebuild-index` makes the index anew from what is on the medium",
     )

@@ -27,6 +27,7 @@ from meshfusion.dpu.store.effects import (
     OpenSegment,
     PutChunk,
     PutHolder,
+    SummarizeSegment,
 )
 from meshfusion.dpu.store.grants import Grant, GrantState, GrantTable
 from meshfusion.dpu.store.holders import Holder, HolderTable
@@ -39,6 +40,7 @@ Reply = TypeVar("Reply", covariant=True)
 AnyReply = TypeVar("AnyReply")
 
 SAVE_RETRY_S = 10.0  # after a failed transaction, saves are refused this long before one is tried again
+SUMMARIES_AT_ONCE = 16  # what waits behind them is held up no longer than that takes
 # What their holder says of them does not matter any more.
 _SETTLED_ELSEWHERE = (GrantState.COMMITTING, GrantState.DOUBTFUL)
 NAMESPACE = 1  # one namespace so far; extents carry it so that more can come
@@ -77,6 +79,7 @@ class _Pending:
     committing: list[tuple[Grant, api.ChunkRecord]] = field(default_factory=list)
     admitted: list[str] = field(default_factory=list)
     fenced: list[str] = field(default_factory=list)
+    summarizing: tuple[SegmentRecord, ...] = ()
 
 
 class Store:
@@ -101,6 +104,7 @@ class Store:
         self.counters: Counter[str] = Counter()
         self._stopped_reason = ""
         self._stopped_until_s = now_s
+        self._summaries_from_s = now_s
         self.holders = HolderTable(former_holders, silence_s=options.holder_silence_s, now_s=now_s)
         self._pending: dict[int, _Pending] = {}
         self._opening: dict[int, int] = {}  # segment -> ticket of its opening
@@ -296,10 +300,23 @@ class Store:
         self.counters["grants_expired"] += self.grants.expire(now_s)
         self.counters["holders_condemned"] += self.holders.condemn_silent(now_s)
 
+    def summarize(self, now_s: float) -> Step[None]:
+        """Write the summaries that are due, a few at once. To be called now and then."""
+        due = self.segments.settled()[:SUMMARIES_AT_ONCE]
+        if not due or now_s < self._summaries_from_s:
+            return Step(None)
+        for record in due:
+            self.segments.summarizing(record)
+        return self._step(None, tuple(SummarizeSegment(record) for record in due), _Pending(summarizing=due))
+
     def durable(self, ticket: int) -> None:
         """The transaction of this ticket is on the medium."""
-        self._stopped_reason = ""
         pending = self._pending.pop(ticket)
+        for record in pending.summarizing:
+            self.segments.summarized(record, worked=True)
+            self.counters["segments_summarized"] += 1
+        if not pending.summarizing:
+            self._stopped_reason = ""
         for record in pending.opened:
             self.segments.opened(record)
             if self._opening.get(record.segment) == ticket:
@@ -316,11 +333,19 @@ class Store:
             self.counters["holders_fenced"] += 1
 
     def failed(self, now_s: float, ticket: int, reason: str) -> None:
-        """The transaction of this ticket did not happen. Saves stop for a while; hits go on."""
+        """The transaction of this ticket did not happen. Saves stop for a while; hits go on.
+
+        A summary that is not there costs a longer rebuild and nothing else: it is tried again later.
+        """
+        pending = self._pending.pop(ticket)
+        self.counters["transactions_failed"] += 1
+        if pending.summarizing:
+            self._summaries_from_s = now_s + SAVE_RETRY_S
+            for record in pending.summarizing:
+                self.segments.summarized(record, worked=False)
+            return
         self._stopped_reason = reason
         self._stopped_until_s = now_s + SAVE_RETRY_S
-        self.counters["transactions_failed"] += 1
-        pending = self._pending.pop(ticket)
         for record in pending.opened:
             self._opening.pop(record.segment, None)
             for grant in self.grants:

@@ -30,7 +30,8 @@ from meshfusion.host.path.probe import (
 from meshfusion.host.path.proof import IsDigestRight
 from meshfusion.host.path.staged import staged_path_to
 from meshfusion.jbof.errors import FormatError
-from meshfusion.jbof.format import LABEL_LBAS, LBA_BYTES, decode_label_copies, shard_lba_count
+from meshfusion.jbof.format import LABEL_LBAS, LBA_BYTES, shard_lba_count
+from meshfusion.jbof.label import decode_label_copies
 from meshfusion.jbof.media.file import DirectMode, open_data_file
 from meshfusion.jbof.nvme.key_scope import KeyScope
 

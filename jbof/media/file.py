@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from meshfusion.jbof.format import LBA_BYTES
 from meshfusion.jbof.media.buffer import AlignedBuffer
+from meshfusion.jbof.media.deallocation import discard_device_range, zero_file_range
 from meshfusion.jbof.media.direct import ASSUMED_ALIGNMENT, DirectAlignment, direct_alignment
 from meshfusion.jbof.media.fabrics import FabricsLink, fabrics_links
 from meshfusion.jbof.media.faults import DataFileError, MediaFault
@@ -52,6 +53,7 @@ class DataFile:
     ``direct``: is O_DIRECT in use? ``direct_reason`` says why, or why not. ``alignment``: what it then asks of memory
     (None: the kernel takes the flag, but says that this file does no direct I/O). ``size_bytes``: when opened.
     ``fabrics``: the connections of the kernel's initiator that it lies behind; none: a failed write is over.
+    ``is_device``: a block device, not a file; deallocated blocks of a file read as zeros, a device promises nothing.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class DataFile:
         reason: str,
         alignment: DirectAlignment | None = ASSUMED_ALIGNMENT,
         fabrics: tuple[FabricsLink, ...] = (),
+        is_device: bool = False,
     ) -> None:
         self._fd = fd
         self.path = path
@@ -74,6 +77,7 @@ class DataFile:
         self.direct_reason = reason
         self.alignment = alignment
         self.fabrics = fabrics
+        self.is_device = is_device
 
     def __enter__(self) -> DataFile:
         return self
@@ -152,6 +156,20 @@ class DataFile:
         except OSError as error:
             raise DataFileError.from_os_error(error, "flushing failed", self.path) from error
 
+    def deallocate(self, lba: int, lba_count: int) -> bool:
+        """These blocks hold nothing any more; a file's space stays its own. False when that is not supported here.
+
+        Raises :class:`DataFileError`; what then lies there is unknown.
+        """
+        assert self._fd >= 0, "used after close"
+        assert self.writable
+        start, length = lba * LBA_BYTES, lba_count * LBA_BYTES
+        assert 0 <= start < start + length <= self.size_bytes
+        try:
+            return (discard_device_range if self.is_device else zero_file_range)(self._fd, start, length)
+        except OSError as error:
+            raise self._failed(error, "deallocating", start, length) from error
+
     def close(self) -> None:
         fd, self._fd = self._fd, -1
         if fd >= 0:
@@ -209,6 +227,7 @@ def open_data_file(path: Path, *, writable: bool, direct: DirectMode = DirectMod
         reason=reason,
         alignment=alignment,
         fabrics=fabrics,
+        is_device=stat.S_ISBLK(mode),
     )
 
 

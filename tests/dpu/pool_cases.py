@@ -17,7 +17,8 @@ from meshfusion.dpu.api.liveness import hold_liveness
 from meshfusion.dpu.pool import Pool
 from meshfusion.dpu.pool_dir import create_pool
 from meshfusion.jbof.digest import load_kernels
-from meshfusion.jbof.format import ChunkHeader, Label, encode_chunk_header
+from meshfusion.jbof.format import ChunkHeader, encode_chunk_header
+from meshfusion.jbof.label import Label
 from meshfusion.jbof.media.buffer import AlignedBuffer
 from meshfusion.jbof.media.file import DirectMode, open_data_file
 

@@ -147,7 +147,7 @@ def test_of_another_pool(path: Path) -> None:
 def test_of_another_version(path: Path) -> None:
     with lmdb.open(str(path), max_dbs=8) as env, env.begin(write=True, db=env.open_db(b"meta")) as txn:
         txn.put(b"index_version", b"99")
-    with pytest.raises(FormatError, match="version 99, this is version 1"):
+    with pytest.raises(FormatError, match="version 99, this is version 2"):
         reopen(path)
 
 

@@ -1,4 +1,4 @@
-"""The on-media codecs: round trips, hand-made bytes, and everything that can be wrong with bytes on a medium."""
+"""Chunk headers: round trips, hand-made bytes, and everything that can be wrong with bytes on a medium."""
 
 from __future__ import annotations
 
@@ -14,13 +14,8 @@ from meshfusion.jbof.errors import FormatError
 from meshfusion.jbof.format import (
     LBA_BYTES,
     ChunkHeader,
-    Label,
     decode_chunk_header,
-    decode_label,
-    decode_label_copies,
     encode_chunk_header,
-    encode_label,
-    examine_label_copies,
     header_lba_count,
     peek_unit_count,
     shard_lba_count,
@@ -31,14 +26,6 @@ u32 = st.integers(0, 2**32 - 1)
 u64 = st.integers(0, 2**64 - 1)
 digests = st.lists(st.binary(min_size=8, max_size=8), min_size=1, max_size=40).map(tuple)
 tenants = st.text(max_size=64).filter(lambda text: len(text.encode(errors="replace")) <= 64 and _encodable(text))
-labels = st.builds(
-    Label,
-    pool_uuid=st.binary(min_size=16, max_size=16),
-    created_unix_s=u64,
-    segment_lba_count=st.integers(1, 2**32 - 1),
-    segment_count=st.integers(1, 2**32 - 1),
-    data_start_lba=st.integers(2, 2**32 - 1),
-)
 headers = st.builds(
     ChunkHeader,
     pool_uuid=st.binary(min_size=16, max_size=16),
@@ -55,7 +42,6 @@ headers = st.builds(
     unit_bytes=st.integers(1, 2**32 - 1),
     unit_digests=digests,
 )
-LABEL = Label(pool_uuid=bytes(range(16)), created_unix_s=1_764_000_000, segment_lba_count=16384, segment_count=63)
 HEADER = ChunkHeader(
     pool_uuid=bytes(range(16)),
     identity=b"i" * 32,
@@ -81,124 +67,9 @@ def _encodable(text: str) -> bool:
     return True
 
 
-def fault_of(data: bytes) -> FormatFault:
-    with pytest.raises(MediumFormatError) as caught:
-        decode_label(data)
-    return caught.value.fault
-
-
 def resealed(data: bytes, body_bytes: int) -> bytes:
     """``data`` with the checksum made right again."""
     return data[:body_bytes] + zlib.crc32(data[:body_bytes]).to_bytes(4, "little") + data[body_bytes + 4 :]
-
-
-def test_label_bytes_by_hand() -> None:
-    body = (
-        b"MESHFUSN\x02\0\0\0\0\0\0\0"
-        + bytes(range(16))
-        + (1_764_000_000).to_bytes(8, "little")
-        + b"\x00\x10\0\0"  # 4096
-        + b"\x00\x40\0\0"  # 16384
-        + b"\x3f\0\0\0"
-        + b"\x00\x01\0\0"  # 256
-    )
-    assert encode_label(LABEL) == (body + zlib.crc32(body).to_bytes(4, "little")).ljust(4096, b"\0")
-
-
-@given(label=labels)
-def test_label_round_trip(label: Label) -> None:
-    data = encode_label(label)
-    assert len(data) == LBA_BYTES
-    assert decode_label(data) == label
-
-
-def test_label_end() -> None:
-    assert LABEL.end_lba == 256 + 16384 * 63
-
-
-def test_every_flipped_byte_of_a_label_is_seen() -> None:
-    good = encode_label(LABEL)
-    for position in range(LBA_BYTES):
-        data = bytearray(good)
-        data[position] ^= 0x40
-        expected = FormatFault.DAMAGED
-        if position < 12:
-            expected = FormatFault.FOREIGN if position < 8 else FormatFault.VERSION
-        assert fault_of(bytes(data)) is expected, position
-
-
-@pytest.mark.parametrize("data", [b"", b"MESHFUS", bytes(LBA_BYTES), b"\x7fELF" + bytes(4092), b"\xff" * LBA_BYTES])
-def test_other_data_is_not_a_pool(data: bytes) -> None:
-    assert fault_of(data) is FormatFault.FOREIGN
-
-
-@pytest.mark.parametrize("length_bytes", [8, 11, 12, 59, 60, 4095, 4097])
-def test_a_label_of_another_length_is_damaged(length_bytes: int) -> None:
-    assert fault_of(encode_label(LABEL).ljust(5000, b"\0")[:length_bytes]) is FormatFault.DAMAGED
-
-
-def test_another_version_names_both() -> None:
-    data = bytearray(encode_label(LABEL))
-    data[8] = 7
-    with pytest.raises(FormatError, match=r"/pools/a.*version 7.*version 2") as caught:
-        decode_label(bytes(data), where="/pools/a")
-    assert caught.value.next_step
-
-
-@pytest.mark.parametrize(("position", "value"), [(12, 1), (40, 1)])
-def test_unknown_flags_and_block_sizes_are_another_version(position: int, value: int) -> None:
-    data = bytearray(encode_label(LABEL))
-    data[position] = value
-    assert fault_of(resealed(bytes(data), 56)) is FormatFault.VERSION
-
-
-@pytest.mark.parametrize("field", [44, 48, 52])
-def test_impossible_sizes_are_damage_even_with_a_right_checksum(field: int) -> None:
-    data = bytearray(encode_label(LABEL))
-    data[field : field + 4] = bytes(4)
-    assert fault_of(resealed(bytes(data), 56)) is FormatFault.DAMAGED
-
-
-def test_the_second_label_stands_in_for_the_first() -> None:
-    good = encode_label(LABEL)
-    assert examine_label_copies([good, good]) == (LABEL, ())
-    assert decode_label_copies([good, good]) == LABEL
-    for bad, text in ((bytes(LBA_BYTES), "does not start with MESHFUSN"), (good[:-1] + b"x", "is damaged")):
-        label, (problem,) = examine_label_copies([bad, good], where="/p")
-        assert label == LABEL
-        assert problem.startswith(f"/p: the first copy of its label (byte 0) {text}")
-        label, (problem,) = examine_label_copies([good, bad], where="/p")
-        assert label == LABEL
-        assert problem.startswith(f"/p: the second copy of its label (byte 4096) {text}")
-
-
-def test_a_copy_of_another_version_is_refused_beside_a_good_one() -> None:
-    good = encode_label(LABEL)
-    version = good[:8] + b"\x03" + good[9:]
-    for copies, ordinal in (([version, good], "first"), ([good, version], "second")):
-        with pytest.raises(MediumFormatError, match=f"{ordinal} copy.*format version 3") as caught:
-            decode_label_copies(copies)
-        assert caught.value.fault is FormatFault.VERSION
-
-
-def test_two_valid_labels_that_differ_are_refused() -> None:
-    other = replace(LABEL, segment_count=9)
-    with pytest.raises(MediumFormatError, match="contradict each other") as caught:
-        decode_label_copies([encode_label(LABEL), encode_label(other)])
-    assert caught.value.fault is FormatFault.DAMAGED
-
-
-def test_the_most_telling_error_wins() -> None:
-    good = encode_label(LABEL)
-    foreign, damaged, version = bytes(LBA_BYTES), good[:-1] + b"x", good[:8] + b"\x03" + good[9:]
-    for copies, fault in [
-        ([foreign, foreign], FormatFault.FOREIGN),
-        ([foreign, damaged], FormatFault.DAMAGED),
-        ([version, damaged], FormatFault.VERSION),
-    ]:
-        with pytest.raises(MediumFormatError) as caught:
-            decode_label_copies(copies)
-        assert caught.value.fault is fault
 
 
 def test_chunk_header_bytes_by_hand() -> None:
@@ -271,17 +142,14 @@ def test_impossible_headers_are_damage_even_with_a_right_checksum(position: int,
 
 garbage = st.one_of(
     st.binary(max_size=300),
-    st.binary(max_size=300).map(lambda tail: (b"MESHFUSN\x02\0\0\0" + tail).ljust(LBA_BYTES, b"\0")),
-    st.binary(max_size=300).map(lambda tail: (b"MESHCHNK\x01\0\0\0" + tail).ljust(LBA_BYTES, b"\0")),
-    st.binary(max_size=300).map(lambda tail: b"MESHCHNK\x01\0\0\0" + tail),
+    st.binary(max_size=300).map(lambda tail: (b"MESHCHNK\x02\0\0\0" + tail).ljust(LBA_BYTES, b"\0")),
+    st.binary(max_size=300).map(lambda tail: b"MESHCHNK\x02\0\0\0" + tail),
 )
 
 
 @settings(max_examples=300)
 @given(data=garbage)
 def test_garbage_raises_format_errors_only(data: bytes) -> None:
-    with pytest.raises(FormatError):
-        decode_label(data)
     with pytest.raises(FormatError):
         decode_chunk_header(data)
 

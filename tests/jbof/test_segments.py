@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from meshfusion.jbof.segments import Allocation, SegmentCounts, SegmentGeometry, SegmentRecord, SegmentTable
 
-GEOMETRY = SegmentGeometry(lba_bytes=4096, data_start_lba=256, segment_lba_count=10, segment_count=4)
+GEOMETRY = SegmentGeometry(lba_bytes=4096, data_start_lba=256, segment_lba_count=12, segment_count=4)
 
 
 def anything(_: int) -> bool:
@@ -36,9 +36,11 @@ def filled(count: int = 4) -> SegmentTable:
 
 
 def test_geometry() -> None:
-    assert [GEOMETRY.first_lba(i) for i in range(4)] == [256, 266, 276, 286]
-    assert GEOMETRY.segment_bytes == 40960
-    assert GEOMETRY.capacity_bytes == 163840
+    assert [GEOMETRY.first_lba(i) for i in range(4)] == [256, 268, 280, 292]
+    assert GEOMETRY.segment_bytes == 49152
+    assert GEOMETRY.capacity_bytes == 196608
+    assert GEOMETRY.max_extent_lba_count == 10
+    assert GEOMETRY.end_lba(3) == 304
     with pytest.raises(AssertionError):
         GEOMETRY.first_lba(4)
 
@@ -52,8 +54,8 @@ def test_nothing_to_allocate_before_the_first_opening() -> None:
 def test_allocation_appends_and_ends_with_the_segment() -> None:
     table = SegmentTable(GEOMETRY)
     assert opened(table) == SegmentRecord(segment=0, generation=1, opened_seq=1)
-    assert table.allocate(4) == Allocation(0, 256, 4, 1)
-    assert table.allocate(6) == Allocation(0, 260, 6, 1)
+    assert table.allocate(4) == Allocation(0, 257, 4, 1)
+    assert table.allocate(6) == Allocation(0, 261, 6, 1)
     assert table.allocate(1) is None
 
 
@@ -85,7 +87,7 @@ def test_two_openings_may_be_on_their_way_at_once() -> None:
     table.opened(first)
     table.opened(second)
     assert table.counts() == SegmentCounts(free=2, open=1, sealed=1, opening=0)
-    assert table.allocate(1) == Allocation(1, 266, 1, 1)
+    assert table.allocate(1) == Allocation(1, 269, 1, 1)
 
 
 def test_the_oldest_use_is_reclaimed_first_then_the_oldest_opening() -> None:
@@ -131,9 +133,9 @@ def test_a_failed_opening_keeps_the_generation_and_hides_what_was_there() -> Non
     table.open_failed(record)
     assert table.allocate(1) is None
     assert not table.is_readable(0, 1)
-    assert table.counts() == SegmentCounts(free=0, open=0, sealed=4, opening=0)
-    again = [opened(table, 10.0 + i) for i in range(4)]
-    assert [r.generation for r in again if r.segment == 0] == [3]
+    assert table.counts() == SegmentCounts(free=1, open=0, sealed=3, opening=0)
+    again = table.open_next(10.0, nothing)
+    assert again == SegmentRecord(0, 3, 6), "the next to be opened: no other loses what it holds"
 
 
 def test_segments_come_back_sealed() -> None:
@@ -142,6 +144,61 @@ def test_segments_come_back_sealed() -> None:
     assert table.is_readable(2, 7)
     assert table.allocate(1) is None
     assert opened(table) == SegmentRecord(0, 1, 4)
+
+
+def test_a_segment_of_which_only_the_generation_is_known_is_free() -> None:
+    table = SegmentTable(GEOMETRY, [SegmentRecord(0, 9, 0), SegmentRecord(1, 4, 6, is_summarized=True)])
+    assert table.counts() == SegmentCounts(free=3, open=0, sealed=1, opening=0)
+    assert not table.is_readable(0, 9)
+    assert opened(table) == SegmentRecord(0, 10, 7)
+
+
+def test_room_for_the_summary_is_kept() -> None:
+    """Of 260 blocks one is the header's; 250 entries fit a summary's block, so the 251st extent needs another."""
+    table = SegmentTable(SegmentGeometry(4096, 256, 260, 4))
+    opened(table)
+    got = []
+    while (found := table.allocate(1)) is not None:
+        got.append(found.lba)
+    assert got == list(range(257, 257 + 257)), "257 extents, and two blocks for their summary"
+    other = SegmentTable(SegmentGeometry(4096, 256, 260, 4))
+    opened(other)
+    assert other.allocate(258) == Allocation(0, 257, 258, 1)
+    assert other.allocate(1) is None
+
+
+def test_a_summary_is_due_once_no_writer_is_left() -> None:
+    table = filled(1)
+    table.pin_write(0)
+    assert table.settled() == (), "it is open"
+    opened(table)
+    assert table.settled() == (), "it has a writer"
+    table.unpin_write(0)
+    (record,) = table.settled()
+    assert record == SegmentRecord(0, 1, 1, is_summarized=True)
+    table.summarizing(record)
+    assert table.settled() == ()
+    table.summarized(record, worked=False)
+    assert table.settled() == (record,)
+    table.summarizing(record)
+    table.summarized(record, worked=True)
+    assert table.settled() == ()
+
+
+def test_a_summary_of_a_segment_opened_anew_is_nobodys() -> None:
+    table = filled()
+    record = table.settled()[0]
+    table.summarizing(record)
+    assert opened(table, 9.0).segment == record.segment == 0
+    table.summarized(record, worked=False)
+    assert 0 not in [due.segment for due in table.settled()]
+
+
+def test_what_was_open_when_the_service_stopped_is_due() -> None:
+    table = SegmentTable(GEOMETRY, [SegmentRecord(2, 7, 3), SegmentRecord(1, 7, 2, is_summarized=True)])
+    assert [record.segment for record in table.settled()] == [2]
+    with pytest.raises(AssertionError):
+        table.summarizing(SegmentRecord(1, 7, 2))
 
 
 def test_our_own_mistakes_are_caught() -> None:
@@ -175,8 +232,8 @@ class Segments(RuleBasedStateMachine):
             return
         assert found.generation == self.generations[found.segment]
         first = GEOMETRY.first_lba(found.segment)
-        assert first <= found.lba
-        assert found.lba + lba_count <= first + 10
+        assert first + 1 <= found.lba
+        assert found.lba + lba_count <= first + 11
         blocks = {(found.lba + i, found.generation) for i in range(lba_count)}
         assert not blocks & self.handed_out
         self.handed_out |= blocks
@@ -199,8 +256,8 @@ class Segments(RuleBasedStateMachine):
 
     @rule(kind=st.sampled_from(("read", "write")), segment=st.integers(0, 3))
     def pin(self, kind: str, segment: int) -> None:
-        if not self.generations[segment]:
-            return  # nobody can pin what was never handed out
+        if not self.table.is_readable(segment, self.generations[segment]):
+            return  # nobody can pin what was not handed out
         (self.table.pin_read if kind == "read" else self.table.pin_write)(segment)
         self.pins.append((kind, segment))
 

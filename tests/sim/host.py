@@ -148,9 +148,9 @@ def _random_item(rng: random.Random, group: int, i: int) -> api.ReserveItem:
     return api.ReserveItem(key(group, i), group, position * CHUNK_TOKENS, CHUNK_TOKENS, (size,))
 
 
-def full_segment_item(key: bytes, segment_lba_count: int) -> api.ReserveItem:
-    size = api.ShardSize(rank=0, unit_bytes=UNIT_BYTES, unit_count=segment_lba_count - 1)
-    assert shard_lba_count(size.unit_bytes, size.unit_count) == segment_lba_count
+def full_segment_item(key: bytes, max_extent_lba_count: int) -> api.ReserveItem:
+    size = api.ShardSize(rank=0, unit_bytes=UNIT_BYTES, unit_count=max_extent_lba_count - 1)
+    assert shard_lba_count(size.unit_bytes, size.unit_count) == max_extent_lba_count
     return api.ReserveItem(key, 0, 0, CHUNK_TOKENS, (size,))
 
 

@@ -15,6 +15,7 @@ from meshfusion.dpu.store.effects import (
     OpenSegment,
     PutChunk,
     PutHolder,
+    SummarizeSegment,
 )
 from meshfusion.jbof.segments import SegmentRecord
 
@@ -91,6 +92,9 @@ class IndexModel:
                         del self.chunks[key]
                 case OpenSegment(record):
                     self._open(record)
+                case SummarizeSegment(record):
+                    if self.generation(record.segment) == record.generation:
+                        self.segments[record.segment] = record
                 case PutHolder(record):
                     self.holders[record.holder_id] = record
                 case DeleteHolder(holder_id):

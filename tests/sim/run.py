@@ -105,7 +105,7 @@ def _fill(world: World) -> None:
     for i in range(GEOMETRY.segment_count + 1):
         while service.is_busy:
             world.sync()
-        item = hosts.full_segment_item(b"fill" + bytes([i]) * 28, GEOMETRY.segment_lba_count)
+        item = hosts.full_segment_item(b"fill" + bytes([i]) * 28, GEOMETRY.max_extent_lba_count)
         request = api.ReserveRequest(host.holder_id, service.store.epoch, (item,))
         reserved = service.store.reserve(world.now_s, request, {})
         outcomes.append(reserved.reply.results[0].outcome)

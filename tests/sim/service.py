@@ -14,7 +14,7 @@ from meshfusion.dpu.store.store import Step, Store, StoreOptions
 from meshfusion.jbof.segments import SegmentGeometry, SegmentTable
 from tests.sim.medium import IndexModel
 
-GEOMETRY = SegmentGeometry(lba_bytes=4096, data_start_lba=256, segment_lba_count=12, segment_count=6)
+GEOMETRY = SegmentGeometry(lba_bytes=4096, data_start_lba=256, segment_lba_count=14, segment_count=6)
 OPTIONS = StoreOptions(max_pinned_fraction=0.34, quarantine_max_fraction=0.5)
 
 

@@ -13,11 +13,13 @@ from meshfusion.dpu.store.effects import (
     OpenSegment,
     PutChunk,
     PutHolder,
+    SummarizeSegment,
 )
 from meshfusion.dpu.store.store import Step, Store, StoreOptions
 from meshfusion.jbof.segments import SegmentGeometry, SegmentRecord, SegmentTable
 
-GEOMETRY = SegmentGeometry(lba_bytes=4096, data_start_lba=256, segment_lba_count=10, segment_count=4)
+# Room for ten blocks between the header and the summary of a segment.
+GEOMETRY = SegmentGeometry(lba_bytes=4096, data_start_lba=256, segment_lba_count=12, segment_count=4)
 OPTIONS = StoreOptions(max_pinned_fraction=0.5, quarantine_max_fraction=0.25)
 IDENTITY = b"I" * 32
 DIGEST = b"8 bytes!"
@@ -118,7 +120,7 @@ class Driver:
                 self.chunks[record.key] = record
             case DeleteChunk(chunk_key):
                 self.chunks.pop(chunk_key, None)
-            case OpenSegment(opened):
+            case OpenSegment(opened) | SummarizeSegment(opened):
                 self.segments[opened.segment] = opened
             case PutHolder(holder):
                 self.holders[holder.holder_id] = holder

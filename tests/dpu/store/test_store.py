@@ -26,13 +26,13 @@ def outcomes(results: tuple[api.ReserveResult, ...]) -> list[Outcome]:
 
 def test_reserve_commit_match(pool: Driver) -> None:
     (result,) = pool.reserve("one", item(0))
-    assert result.extents == (api.Extent(1, 0, 256, 5, 1),)
+    assert result.extents == (api.Extent(1, 0, 257, 5, 1),)
     assert pool.match("one", 0).chunks == ()
     assert pool.commit("one", result.grant_id) == (True,)
     reply = pool.match("one", 0, 1)
     shard = api.Shard(0, result.extents[0], 1, 1, 4096, (DIGEST,) * 4)
     assert reply.chunks == (api.ChunkRecord(key(0), b"I" * 32, "default", 0, 0, 16, (shard,)),)
-    assert pool.store.leases.pinned_bytes == 10 * 4096, "its whole segment"
+    assert pool.store.leases.pinned_bytes == 12 * 4096, "its whole segment"
     assert len(pool.store.grants) == 0
 
 
@@ -81,11 +81,11 @@ def test_pinned_segments_have_a_cap_and_at_it_a_shorter_prefix_is_offered(pool: 
     lease = pool.match("one", 0, 1, 2)
     assert [chunk.key for chunk in lease.chunks] == [key(0), key(1)], "two of four segments may be pinned"
     assert pool.store.counters["match_shortened_by_pins"] == 1
-    assert pool.store.leases.pinned_bytes == 2 * 10 * 4096
+    assert pool.store.leases.pinned_bytes == 2 * 12 * 4096
     assert len(pool.match("one", 0, 1).chunks) == 2, "a prefix that is pinned already costs nothing"
     assert pool.match("one", 0, 1, 2).chunks == lease.chunks
     pool.store.release(0.0, api.ReleaseRequest("one", (lease.lease_id,)))
-    assert pool.store.leases.pinned_bytes == 2 * 10 * 4096
+    assert pool.store.leases.pinned_bytes == 2 * 12 * 4096
 
 
 FULL, WINDOW, STATE = 0, 1, 2
@@ -328,7 +328,7 @@ def test_what_is_not_served_is_refused_by_name(pool: Driver) -> None:
         with pytest.raises(UnsupportedError, match="not served yet"):
             pool.reserve("one", wrong)
     with pytest.raises(ServiceError, match="does not fit a segment"):
-        pool.reserve("one", item(0), item(1, units=GEOMETRY.segment_lba_count))
+        pool.reserve("one", item(0), item(1, units=GEOMETRY.max_extent_lba_count))
     assert len(pool.store.grants) == 0
 
 

@@ -1,0 +1,186 @@
+"""What the service itself writes to the pool's drive: its epoch, segments' headers and summaries; and deallocations.
+
+One thread at a time uses it. Chunks are written by their holders; nothing here touches an extent that one may hold.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Protocol
+
+from meshfusion.dpu.api.types import ChunkRecord
+from meshfusion.jbof.format import LBA_BYTES
+from meshfusion.jbof.label import Label
+from meshfusion.jbof.media.buffer import AlignedBuffer
+from meshfusion.jbof.media.faults import DataFileError, MediaFault
+from meshfusion.jbof.media.file import DataFile, open_data_file
+from meshfusion.jbof.owner_record import OwnerRecord, encode_owner_record
+from meshfusion.jbof.segment_format import (
+    KEY_PREFIX_BYTES,
+    SEGMENT_HEADER_LBAS,
+    SegmentHeader,
+    SegmentSummary,
+    SummaryEntry,
+    encode_segment_header,
+    encode_summary,
+)
+from meshfusion.jbof.segments import SegmentGeometry, SegmentRecord
+
+logger = logging.getLogger("meshfusion.medium")
+
+
+class BlockMedium(Protocol):
+    """What is used of :class:`~meshfusion.jbof.media.file.DataFile`; numbers are logical blocks. What a method asks for
+    is durable after the next :meth:`flush`. Raises :class:`~meshfusion.jbof.errors.MediaError`."""
+
+    def read_blocks(self, lba: int, lba_count: int) -> bytes: ...
+
+    def write_blocks(self, lba: int, data: bytes) -> None: ...
+
+    def flush(self) -> None: ...
+
+    def deallocate(self, lba: int, lba_count: int) -> bool:
+        """False: not supported."""
+        ...
+
+    @property
+    def deallocated_reads_zeros(self) -> bool:
+        """Is that promised?"""
+        ...
+
+
+class PoolMedium:
+    """``epoch``: of this owner. ``counts``: what was done, by name, for the pool's status."""
+
+    def __init__(self, medium: BlockMedium, label: Label, geometry: SegmentGeometry, epoch: int) -> None:
+        self._medium = medium
+        self._label = label
+        self._geometry = geometry
+        self._epoch = epoch
+        self.counts: Counter[str] = Counter()
+
+    def write_owner(self) -> None:
+        """The epoch, durably: before anybody is served in it."""
+        record = OwnerRecord(self._epoch, self._label.pool_uuid, self._label.drive_uuid)
+        self._medium.write_blocks(record.lba, encode_owner_record(record))
+        self._medium.flush()
+
+    def open_segments(self, records: Iterable[SegmentRecord]) -> None:
+        """Their headers, durably, and then nothing else in them. The index has these records already."""
+        records = tuple(records)
+        for record in records:
+            header = self._header(record)
+            self._medium.write_blocks(header.lba, encode_segment_header(header))
+        if records:
+            self._medium.flush()
+        for record in records:
+            self._deallocate(record.segment)
+
+    def write_summaries(self, summaries: Iterable[tuple[SegmentRecord, Iterable[ChunkRecord]]]) -> None:
+        """Durably. With each segment come the chunks that are committed in it."""
+        count = 0
+        for record, chunks in summaries:
+            data = encode_summary(self._summary(record, chunks))
+            lba = self._geometry.end_lba(record.segment) - len(data) // LBA_BYTES
+            self._medium.write_blocks(lba, data)
+            count += 1
+        if count:
+            self._medium.flush()
+
+    def _header(self, record: SegmentRecord) -> SegmentHeader:
+        return SegmentHeader(
+            pool_uuid=self._label.pool_uuid,
+            drive_uuid=self._label.drive_uuid,
+            drive_number=self._label.drive_number,
+            segment=record.segment,
+            generation=record.generation,
+            opened_seq=record.opened_seq,
+            owner_epoch=self._epoch,
+            lifetime_class=record.lifetime_class,
+            lba=self._geometry.first_lba(record.segment),
+        )
+
+    def _summary(self, record: SegmentRecord, chunks: Iterable[ChunkRecord]) -> SegmentSummary:
+        first_lba = self._geometry.first_lba(record.segment)
+        entries = (
+            SummaryEntry(shard.extent.lba - first_lba, shard.extent.lba_count, chunk.key[:KEY_PREFIX_BYTES])
+            for chunk in chunks
+            for shard in chunk.shards
+            if shard.extent.segment == record.segment
+        )
+        return SegmentSummary(
+            pool_uuid=self._label.pool_uuid,
+            drive_uuid=self._label.drive_uuid,
+            drive_number=self._label.drive_number,
+            segment=record.segment,
+            generation=record.generation,
+            end_lba=self._geometry.end_lba(record.segment),
+            entries=tuple(sorted(entries, key=lambda entry: entry.lba_offset)),
+        )
+
+    def _deallocate(self, segment: int) -> None:
+        """All but the header. One that is not supported is passed over, one that fails is the opening's failure."""
+        lba = self._geometry.first_lba(segment) + SEGMENT_HEADER_LBAS
+        lba_count = self._geometry.segment_lba_count - SEGMENT_HEADER_LBAS
+        if not self._medium.deallocate(lba, lba_count):
+            self.counts["deallocations_unsupported"] += 1
+            return
+        self.counts["segments_deallocated"] += 1
+        if self._medium.deallocated_reads_zeros:
+            ends = (lba, lba + lba_count - 1)
+            if any(any(self._medium.read_blocks(end, 1)) for end in ends):
+                self.counts["deallocations_not_kept"] += 1
+                logger.error("segment %d: deallocated blocks do not read as zeros, as the medium promises", segment)
+
+
+class FileMedium:
+    """A file or block device as a :class:`BlockMedium`."""
+
+    def __init__(self, data: DataFile) -> None:
+        self._data = data
+
+    @classmethod
+    def open(cls, path: Path) -> FileMedium:
+        """For writing; a drive that has become read-only, for reading: what it holds can still be served.
+
+        Raises :class:`~meshfusion.jbof.media.faults.DataFileError`.
+        """
+        try:
+            return cls(open_data_file(path, writable=True))
+        except DataFileError as error:
+            if error.fault is not MediaFault.READ_ONLY:
+                raise
+            logger.warning("%s; nothing can be saved", error.message)
+            return cls(open_data_file(path, writable=False))
+
+    @property
+    def is_writable(self) -> bool:
+        return self._data.writable
+
+    def read_blocks(self, lba: int, lba_count: int) -> bytes:
+        with AlignedBuffer(lba_count * LBA_BYTES) as buffer:
+            self._data.read_into(lba, buffer.view)
+            return bytes(buffer.view)
+
+    def write_blocks(self, lba: int, data: bytes) -> None:
+        if not self._data.writable:
+            raise DataFileError(MediaFault.READ_ONLY, "is read-only", self._data.path, offset_bytes=lba * LBA_BYTES)
+        with AlignedBuffer(len(data)) as buffer:
+            buffer.view[:] = data
+            self._data.write_from(lba, buffer.view)
+
+    def flush(self) -> None:
+        self._data.flush()
+
+    def deallocate(self, lba: int, lba_count: int) -> bool:
+        return self._data.deallocate(lba, lba_count)
+
+    @property
+    def deallocated_reads_zeros(self) -> bool:
+        return not self._data.is_device
+
+    def close(self) -> None:
+        self._data.close()
