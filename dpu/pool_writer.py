@@ -9,12 +9,14 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
 
-from meshfusion.dpu.index import Index
+from meshfusion.dpu.api.types import ChunkRecord
 from meshfusion.dpu.pool_medium import PoolMedium
 from meshfusion.dpu.store.effects import Effect, OpenSegment, SummarizeSegment
 from meshfusion.jbof.errors import MediaError, MeshFusionError, ServiceUnavailableError
+from meshfusion.jbof.segments import SegmentRecord
 
 logger = logging.getLogger("meshfusion.index")
 
@@ -24,7 +26,9 @@ _GROUP_MAX = 64
 class TransactionWriter:
     """``settle(ticket, error)`` is called in ticket order, after the sync and before waiters wake."""
 
-    def __init__(self, index: Index, medium: PoolMedium, settle: Callable[[int, MeshFusionError | None], None]) -> None:
+    def __init__(
+        self, index: EffectIndex, medium: PoolMedium, settle: Callable[[int, MeshFusionError | None], None]
+    ) -> None:
         self._index = index
         self._medium = medium
         self._settle = settle
@@ -96,7 +100,15 @@ class TransactionWriter:
         return None
 
 
-def apply_effects(effects: Sequence[Effect], index: Index, medium: PoolMedium) -> None:
+class EffectIndex(Protocol):
+    """What is used of :class:`~meshfusion.dpu.index.Index`."""
+
+    def chunks_in(self, record: SegmentRecord) -> list[ChunkRecord] | None: ...
+
+    def apply(self, effects: Iterable[Effect]) -> None: ...
+
+
+def apply_effects(effects: Sequence[Effect], index: EffectIndex, medium: PoolMedium) -> None:
     """All of it is durable when this returns. Raises what the index and the medium raise; part of it may be done then,
     and no segment that was to be opened is used."""
     due = [effect.record for effect in effects if isinstance(effect, SummarizeSegment)]
