@@ -17,7 +17,7 @@ from typing import Any
 import lmdb
 
 from meshfusion.dpu.api.types import KEY_BYTES, ChunkRecord, Extent
-from meshfusion.dpu.index_errors import RECREATE, index_error
+from meshfusion.dpu.index_errors import REBUILD, index_error
 from meshfusion.dpu.store import records
 from meshfusion.dpu.store.effects import (
     DeleteChunk,
@@ -98,7 +98,7 @@ class Index:
         with self._reading(self._segments) as txn, txn.cursor() as cursor:
             found = {bytes(key): records.decode_segment(bytes(value)) for key, value in cursor}
         if any(key != _segment_key(record) for key, record in found.items()):
-            raise FormatError(f"the index {self._path} is damaged: segments are mixed up", next_step=RECREATE)
+            raise FormatError(f"the index {self._path} is damaged: segments are mixed up", next_step=REBUILD)
         return tuple(found.values())
 
     def chunks_in(self, record: SegmentRecord) -> list[ChunkRecord] | None:
@@ -126,21 +126,24 @@ class Index:
         count = payload_bytes = damaged = 0
         with self._reading(self._chunks) as txn, txn.cursor() as cursor:
             for key, value in cursor:
-                try:
-                    record = records.decode_chunk(bytes(value))
-                except FormatError:
-                    damaged += 1
-                    continue
-                placed = all(
-                    txn.get(_POSITION.pack(s.extent.segment, s.extent.lba), db=self._positions) == key
-                    for s in record.shards
-                )
-                if record.key != key or not placed:
+                record = self._sound(txn, bytes(key), bytes(value))
+                if record is None:
                     damaged += 1
                     continue
                 count += 1
                 payload_bytes += sum(shard.payload_bytes for shard in record.shards)
         return IndexTotals(count, payload_bytes, damaged)
+
+    def _sound(self, txn: lmdb.Transaction, key: bytes, value: bytes) -> ChunkRecord | None:
+        """The record of a chunk entry; None when it, or its place, is not as it was written."""
+        try:
+            record = records.decode_chunk(bytes(value))
+        except FormatError:
+            return None
+        placed = all(
+            txn.get(_POSITION.pack(s.extent.segment, s.extent.lba), db=self._positions) == key for s in record.shards
+        )
+        return record if record.key == key and placed else None
 
     def check_structure(self) -> None:
         """Touch every page that is in use and every entry's bounds: LMDB trusts them, and would crash over wrong ones.
@@ -167,12 +170,10 @@ class Index:
         with self._reading(db) as txn, txn.cursor() as cursor:
             for key, value in ((bytes(key), bytes(value)) for key, value in cursor):
                 if key <= last_key or not is_plausible(key, value):
-                    raise FormatError(
-                        f"the index {self._path} is damaged: its entries are mixed up", next_step=RECREATE
-                    )
+                    raise FormatError(f"the index {self._path} is damaged: its entries are mixed up", next_step=REBUILD)
                 count, last_key = count + 1, key
             if count != txn.stat(db)["entries"]:
-                raise FormatError(f"the index {self._path} is damaged: entries are missing", next_step=RECREATE)
+                raise FormatError(f"the index {self._path} is damaged: entries are missing", next_step=REBUILD)
 
     # ---- writing -------------------------------------------------------------------------------------------------
 
@@ -187,6 +188,18 @@ class Index:
             raise index_error(self._path, error) from error
         self.payload_bytes += added_bytes
 
+    def drop_damaged(self) -> int:
+        """Forget the entries that :meth:`scan` calls damaged; how many. Their places go with their segment."""
+        try:
+            with self._env.begin(write=True) as txn:
+                with txn.cursor(db=self._chunks) as cursor:
+                    found = [bytes(key) for key, value in cursor if not self._sound(txn, bytes(key), bytes(value))]
+                for key in found:
+                    txn.delete(key, db=self._chunks)
+        except lmdb.Error as error:
+            raise index_error(self._path, error) from error
+        return len(found)
+
     def next_epoch(self) -> int:
         """Begin a new owner epoch, durably."""
         try:
@@ -196,6 +209,14 @@ class Index:
         except lmdb.Error as error:
             raise index_error(self._path, error) from error
         return epoch
+
+    def begin_epoch(self, epoch: int) -> None:
+        """That one, durably: of a new index."""
+        try:
+            with self._env.begin(write=True, db=self.meta) as txn:
+                txn.put(_META_EPOCH, str(epoch).encode())
+        except lmdb.Error as error:
+            raise index_error(self._path, error) from error
 
     def epoch(self) -> int:
         with self._reading(self.meta) as txn:
@@ -308,5 +329,5 @@ def _segment_key(record: SegmentRecord) -> bytes:
 def _epoch_of(txn: lmdb.Transaction, path: str) -> int:
     value = bytes(txn.get(_META_EPOCH, b"0"))
     if not value.isdigit():
-        raise FormatError(f"the index {path} is damaged: its epoch is {value!r}", next_step=RECREATE)
+        raise FormatError(f"the index {path} is damaged: its epoch is {value!r}", next_step=REBUILD)
     return int(value)

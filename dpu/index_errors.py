@@ -6,10 +6,7 @@ import lmdb
 
 from meshfusion.jbof.errors import FormatError, MediaError, MeshFusionError, PoolBusyError, ServiceUnavailableError
 
-RECREATE = (
-    "the cached chunks are lost but nothing else is: move the pool directory away and create it anew with "
-    "`mfctl pool create`"
-)
+REBUILD = "make the index anew from what is on the medium: `mfctl pool rebuild-index`"
 
 
 def index_error(path: str, error: lmdb.Error) -> MeshFusionError:
@@ -24,4 +21,4 @@ def index_error(path: str, error: lmdb.Error) -> MeshFusionError:
         return MediaError(f"the index {path} cannot be written: {error}", next_step="check space and permissions there")
     if "No space left" in str(error):
         return MediaError(f"the index {path} cannot grow: {error}", next_step="free space on its filesystem")
-    return FormatError(f"the index {path} is damaged: {error}", next_step=RECREATE)
+    return FormatError(f"the index {path} is damaged: {error}", next_step=REBUILD)

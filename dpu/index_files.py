@@ -13,7 +13,7 @@ from pathlib import Path
 import lmdb
 
 from meshfusion.dpu.index import META_POOL, META_VERSION, Index, IndexTotals
-from meshfusion.dpu.index_errors import RECREATE, index_error
+from meshfusion.dpu.index_errors import REBUILD, index_error
 from meshfusion.dpu.store import records
 from meshfusion.jbof.errors import FormatError, MediaError, MeshFusionError
 
@@ -66,7 +66,7 @@ def open_index(
     """
     data = path / "data.mdb"
     if not data.exists():
-        raise FormatError(f"the index {data} is missing", next_step=RECREATE)
+        raise FormatError(f"the index {data} is missing", next_step=REBUILD)
     try:
         if not readonly:
             _reserve_lock_file(path)
@@ -117,7 +117,7 @@ def scan_in_child(path: Path, pool_uuid: str, capacity_bytes: int, *, deadline_s
     try:
         child = subprocess.run(command, capture_output=True, text=True, timeout=deadline_s, check=False)
     except subprocess.TimeoutExpired:
-        raise FormatError(f"the index {path} could not be read within {deadline_s:.0f} s", next_step=RECREATE) from None
+        raise FormatError(f"the index {path} could not be read within {deadline_s:.0f} s", next_step=REBUILD) from None
     if child.returncode != 0:
         raise _child_error(path, child.returncode, child.stderr)
     return IndexTotals(**json.loads(child.stdout))
@@ -126,11 +126,11 @@ def scan_in_child(path: Path, pool_uuid: str, capacity_bytes: int, *, deadline_s
 def _child_error(path: Path, returncode: int, stderr: str) -> FormatError:
     last_line = (stderr.strip().splitlines() or ["no message"])[-1]
     if returncode == _EXIT_REPORTED:
-        return FormatError(last_line, next_step=RECREATE)
+        return FormatError(last_line, next_step=REBUILD)
     what = f"is damaged: reading it ended with exit code {returncode} ({last_line})"
     if returncode == -signal.SIGBUS:
         what = "is truncated: pages that it names lie behind its end"
-    return FormatError(f"the index {path} {what}", next_step=RECREATE)
+    return FormatError(f"the index {path} {what}", next_step=REBUILD)
 
 
 def _scan_main(path: str, pool_uuid: str, capacity_bytes: str) -> None:

@@ -21,7 +21,14 @@ from meshfusion.dpu.export.keeper import ExportKeeper, Holders
 from meshfusion.dpu.index import Index, IndexTotals
 from meshfusion.dpu.index_files import open_index, scan_in_child
 from meshfusion.dpu.owner_lock import OwnerLock
-from meshfusion.dpu.pool_dir import LIVENESS_SUFFIX, PoolLayout, create_pool, geometry_of, read_label_copies
+from meshfusion.dpu.pool_dir import (
+    LIVENESS_SUFFIX,
+    PoolLayout,
+    create_pool,
+    geometry_of,
+    note_exported,
+    read_label_copies,
+)
 from meshfusion.dpu.pool_inspect import CheckReport, check_pool, inspect_pool
 from meshfusion.dpu.pool_medium import FileMedium, PoolMedium
 from meshfusion.dpu.pool_status import list_chunks, status_of
@@ -85,6 +92,8 @@ class Pool:
         self._medium = PoolMedium(file, label, geometry, epoch)
         if file.is_writable:
             self._medium.write_owner()
+        if self._exports is not None:
+            note_exported(layout, exported_as)
         self._store = Store(
             SegmentTable(geometry, index.segment_records()),
             options,

@@ -9,38 +9,56 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from meshfusion.dpu.api import types as api
 from meshfusion.dpu.index import Index, IndexTotals
 from meshfusion.dpu.index_files import open_index, scan_in_child
 from meshfusion.dpu.pool_dir import PoolLayout, geometry_of, read_label, read_label_copies
-from meshfusion.jbof.digest import DigestKernels, load_kernels
 from meshfusion.jbof.errors import FormatError, MediaError
 from meshfusion.jbof.format import FORMAT_VERSION, ChunkHeader, decode_chunk_header
 from meshfusion.jbof.label import Label
 from meshfusion.jbof.media.buffer import AlignedBuffer
 from meshfusion.jbof.media.file import DataFile, DirectMode, open_data_file
+from meshfusion.jbof.segment_format import SEGMENT_HEADER_LBAS, decode_segment_header
+from meshfusion.jbof.segments import SegmentRecord
+from meshfusion.jbof.unit_digests import UnitDigests
 
 PAGE_CHUNKS = 256
 SCAN_DEADLINE_S = 600.0
+_HEADER_WAITS_S = (0.2, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
     """What reading the whole pool found. ``damaged``: one line a chunk, its key first. ``index_damaged``: entries of
-    the index itself that cannot be read. ``label_problems``: what is wrong with a copy of the label."""
+    the index itself that cannot be read. ``label_problems``: what is wrong with a copy of the label.
+    ``segments_damaged``: one line a segment whose header is not what the index says, so that a rebuild would not find
+    the chunks in it."""
 
     chunks_checked: int
     bytes_checked: int
     damaged: tuple[str, ...]
     index_damaged: int
     label_problems: tuple[str, ...] = ()
+    segments_damaged: tuple[str, ...] = ()
+
+
+class Pace:
+    """``rate_bytes_s``: None, any."""
+
+    def __init__(self, rate_bytes_s: float | None) -> None:
+        self._rate_bytes_s = rate_bytes_s
+        self._began_s = time.monotonic()
+
+    def wait(self, done_bytes: int) -> None:
+        """Until so much may have been read."""
+        if self._rate_bytes_s:
+            time.sleep(max(0.0, self._began_s + done_bytes / self._rate_bytes_s - time.monotonic()))
 
 
 @contextlib.contextmanager
@@ -102,30 +120,33 @@ def is_owned(layout: PoolLayout) -> bool:
         os.close(descriptor)
 
 
-def check_pool(path: Path, progress: Callable[[int, int], None]) -> CheckReport:
-    """Read every committed chunk and compare header and digests. ``progress(checked, total)`` counts chunks."""
+def check_pool(path: Path, progress: Callable[[int, int], None], *, rate_bytes_s: float | None = None) -> CheckReport:
+    """Read every committed chunk and compare header and digests. ``progress(checked, total)`` counts chunks;
+    ``rate_bytes_s``: no more is read, so that whoever serves the pool keeps the drive; None: as fast as it goes."""
     layout = PoolLayout(path.absolute())
     _, label_problems = read_label_copies(layout)
     totals = _scan(layout)
     checked = checked_bytes = 0
     damaged: list[str] = []
     with open_for_reading(path) as (_, label, index):
-        checker = _Checker(label)
+        checker, pace = ChunkChecker(label), Pace(rate_bytes_s)
         with contextlib.closing(open_data_file(layout.data, writable=False, direct=DirectMode.AUTO)) as data:
-            for record in _all_chunks(index):
+            for record in all_chunks(index):
                 problem = checker.problem_of(record, data)
                 if problem and index.get_many((record.key,)).get(record.key) == record:
                     damaged.append(f"{record.key.hex()}: {problem}")
                 checked += 1
                 checked_bytes += sum(shard.payload_bytes for shard in record.shards)
                 progress(checked, max(checked, totals.chunk_count))
-    return CheckReport(checked, checked_bytes, tuple(damaged), totals.damaged_count, label_problems)
+                pace.wait(checked_bytes)
+            segments = tuple(problem for _, problem in segment_problems(index, label, data))
+    return CheckReport(checked, checked_bytes, tuple(damaged), totals.damaged_count, label_problems, segments)
 
 
-class _Checker:
+class ChunkChecker:
     def __init__(self, label: Label) -> None:
         self._label = label
-        self._kernels: DigestKernels | None = None
+        self._digests = UnitDigests()
 
     def problem_of(self, record: api.ChunkRecord, data: DataFile) -> str:
         """What is wrong with the chunk's bytes, or ""."""
@@ -162,17 +183,42 @@ class _Checker:
         return f"its header disagrees with the index in {', '.join(wrong)}" if wrong else ""
 
     def _digest_problem(self, shard: api.Shard, buffer: AlignedBuffer) -> str:
-        if self._kernels is None or self._kernels.max_bytes < shard.unit_bytes:
-            self._kernels = load_kernels(shard.unit_bytes)
         for unit, digest in enumerate(shard.unit_digests):
             start = (shard.payload_lba_offset + unit * shard.unit_lba_count) * self._label.lba_bytes
-            offsets = np.array([start], dtype=np.int64)
-            if self._kernels.digest_runs(buffer.array, offsets, shard.unit_bytes) != digest:
+            if self._digests.digest_of(buffer.view[start : start + shard.unit_bytes]) != digest:
                 return f"unit {unit} does not match its digest"
         return ""
 
 
-def _all_chunks(index: Index) -> Iterator[api.ChunkRecord]:
+def segment_problems(index: Index, label: Label, data: DataFile) -> Iterator[tuple[SegmentRecord, str]]:
+    """Segments with chunks whose header does not say what the index says.
+
+    One is looked at again when it does not: the header follows the index within a moment.
+    """
+    for record in index.segment_records():
+        for wait_s in (0.0, *_HEADER_WAITS_S):
+            time.sleep(wait_s)
+            problem = _header_problem(record, label, data)
+            if not problem or not index.chunks_in(record):
+                break
+        else:
+            yield record, f"segment {record.segment}: {problem}"
+
+
+def _header_problem(record: SegmentRecord, label: Label, data: DataFile) -> str:
+    lba = geometry_of(label).first_lba(record.segment)
+    with AlignedBuffer(SEGMENT_HEADER_LBAS * label.lba_bytes) as buffer:
+        try:
+            data.read_into(lba, buffer.view)
+            header = decode_segment_header(bytes(buffer.view))
+        except (FormatError, MediaError) as error:
+            return error.message
+    told = (header.pool_uuid, header.drive_uuid, header.segment, header.lba, header.generation, header.opened_seq)
+    known = (label.pool_uuid, label.drive_uuid, record.segment, lba, record.generation, record.opened_seq)
+    return "" if told == known else f"its header is of generation {header.generation}, the index says {known[4]}"
+
+
+def all_chunks(index: Index) -> Iterator[api.ChunkRecord]:
     after = b""
     while page := index.chunks_after(after, PAGE_CHUNKS):
         yield from page

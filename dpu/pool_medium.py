@@ -71,13 +71,17 @@ class PoolMedium:
     def open_segments(self, records: Iterable[SegmentRecord]) -> None:
         """Their headers, durably, and then nothing else in them. The index has these records already."""
         records = tuple(records)
-        for record in records:
-            header = self._header(record)
-            self._medium.write_blocks(header.lba, encode_segment_header(header))
-        if records:
-            self._medium.flush()
+        self.write_headers(records)
         for record in records:
             self._deallocate(record.segment)
+
+    def write_headers(self, records: Iterable[SegmentRecord]) -> None:
+        """Durably."""
+        headers = [self._header(record) for record in records]
+        for header in headers:
+            self._medium.write_blocks(header.lba, encode_segment_header(header))
+        if headers:
+            self._medium.flush()
 
     def write_summaries(self, summaries: Iterable[tuple[SegmentRecord, Iterable[ChunkRecord]]]) -> None:
         """Durably. With each segment come the chunks that are committed in it."""

@@ -7,7 +7,7 @@ on the drive, as is every opening's number: no generation is larger than the num
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol, TypeVar
@@ -51,9 +51,14 @@ class RebuildReport:
 
 
 def rebuild(
-    drive: Drive, digest_of: DigestOf, run_all: RunAll, progress: Callable[[int, int], None] = lambda done, total: None
-) -> Generator[list[Effect], None, RebuildReport]:
-    """The effects that make the index, a transaction at a time. ``progress(done, total)`` counts segments, twice."""
+    drive: Drive,
+    digest_of: DigestOf,
+    run_all: RunAll,
+    apply: Callable[[list[Effect]], None],
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> RebuildReport:
+    """``apply`` gets the effects that make the index, a transaction at a time. ``progress(done, total)`` counts
+    segments, twice."""
     count = drive.geometry.segment_count
     headers: list[SegmentHeader] = []
     highest = 0
@@ -74,9 +79,9 @@ def rebuild(
         used.add(header.segment)
         chunks = [chunk for chunk in contents.chunks if chunk.rank == 0]  # one rank a chunk is served
         report = _added(report, contents, len(chunks))
-        yield [OpenSegment(_record(header, contents)), *(PutChunk(_chunk(drive.label, chunk)) for chunk in chunks)]
+        apply([OpenSegment(_record(header, contents)), *(PutChunk(_chunk(drive.label, chunk)) for chunk in chunks)])
     free = [i for i in range(count) if i not in used]
-    yield [OpenSegment(SegmentRecord(i, highest + 1, opened_seq=0)) for i in free]
+    apply([OpenSegment(SegmentRecord(i, highest + 1, opened_seq=0)) for i in free])
     progress(2 * count, 2 * count)
     return replace(report, segments_free=len(free))
 

@@ -14,6 +14,7 @@ from meshfusion.dpu.export.keeper import ExportKeeper, FencingTarget, Holders
 from meshfusion.dpu.export.keys import HostKeys
 from meshfusion.dpu.export.plan import ExportPlan, TargetKind, nqn_prefix_of
 from meshfusion.dpu.pool_dir import PoolLayout
+from meshfusion.jbof.errors import ConfigError
 from meshfusion.jbof.format import LBA_BYTES
 
 _EXISTS = -17  # bdev_aio_create answers with the negative errno: EEXIST
@@ -25,6 +26,13 @@ def keeper_of(config: ExportsConfig, holders: Holders, pool_uuid: uuid.UUID, lay
     Raises :class:`~meshfusion.dpu.export.errors.TargetUnreachableError` where this kernel has no nvmet, and
     :class:`~meshfusion.jbof.errors.ConfigError` for what cannot be exported. An SPDK that is not there may come later.
     """
+    plan, target = _plan_and_target(config, pool_uuid, layout)
+    return ExportKeeper(target, plan, holders)
+
+
+def _plan_and_target(
+    config: ExportsConfig, pool_uuid: uuid.UUID, layout: PoolLayout
+) -> tuple[ExportPlan, FencingTarget]:
     data = layout.data
     bdev = f"mf-{pool_uuid}" if config.spdk is None or config.spdk.bdev is None else config.spdk.bdev
     plan = ExportPlan(
@@ -37,8 +45,27 @@ def keeper_of(config: ExportsConfig, holders: Holders, pool_uuid: uuid.UUID, lay
         keys=HostKeys(layout.holders) if config.authenticate else None,
     )
     nothing = plan.export(())
-    target = _nvmet(nothing) if config.spdk is None else _spdk(config, config.spdk, nothing, bdev, data)
-    return ExportKeeper(target, plan, holders)
+    return plan, _nvmet(nothing) if config.spdk is None else _spdk(config, config.spdk, nothing, bdev, data)
+
+
+def has_hosts(config: ExportsConfig, pool_uuid: uuid.UUID, exported_as: str, layout: PoolLayout) -> bool:
+    """Does the target still let a host reach this pool, or is it at something that concerns one?
+
+    Raises :class:`~meshfusion.jbof.errors.ConfigError` when ``exported_as`` is not what ``config`` says, and what
+    :func:`keeper_of` and asking the target raise.
+    """
+    plan, target = _plan_and_target(config, pool_uuid, layout)
+    if plan.name != exported_as:
+        raise ConfigError(
+            f"the pool was exported as {exported_as}; this configuration means {plan.name}",
+            next_step="name the configuration that the pool was served with",
+        )
+    nothing = plan.export(())
+    return any(
+        there.allow_any_host or there.hosts or there.connections or there.pending
+        for there in target.read(nothing)
+        if nothing.manages(there.nqn)
+    )
 
 
 def check_target(target: str) -> None:

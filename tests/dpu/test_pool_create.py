@@ -9,6 +9,8 @@ import signal
 import subprocess
 import sys
 import threading
+import uuid
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -92,7 +94,7 @@ def test_a_failure_in_a_directory_made_ready_leaves_it_empty(tmp_path: Path, mon
     def fail(*_: object) -> None:
         raise OSError(errno.EIO, "broken")
 
-    monkeypatch.setattr(pool_dir, "_write_label", fail)
+    monkeypatch.setattr(pool_dir, "write_label", fail)
     with pytest.raises(MediaError, match="broken"):
         make_pool(tmp_path)
     assert list(tmp_path.iterdir()) == []
@@ -107,7 +109,7 @@ def test_a_killed_creation_is_taken_over(tmp_path: Path) -> None:
 import os, pathlib, signal, sys
 from meshfusion.dpu import pool_dir
 from tests.dpu.pool_cases import make_pool
-pool_dir._write_label = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+pool_dir.write_label = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 make_pool(pathlib.Path({str(tmp_path / "p")!r}))
 """
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == -signal.SIGKILL
@@ -200,3 +202,46 @@ def test_a_pool_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
         inspect_pool(tmp_path / "p")
     with pytest.raises(MediaError, match=r"cannot be created: .*Permission denied"):
         make_pool(tmp_path / "p")
+
+
+def test_what_is_on_a_drive_is_overwritten_only_by_its_name(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.touch()
+    os.truncate(data, SIZE_BYTES)
+    make_pool(tmp_path / "one", data)
+    make = partial(create_pool, tmp_path / "two", size_bytes=SIZE_BYTES, segment_bytes=1 << 20, data_path=data)
+    with pytest.raises(FormatError, match="not blank") as caught:
+        make()
+    assert "--force --serial data" in caught.value.next_step
+    with pytest.raises(ConfigError, match="is 'data', not 'other': nothing was overwritten"):
+        make(overwrite_serial="other")
+    assert_works(tmp_path / "one")
+    label = make(overwrite_serial="data")
+    assert inspect_pool(tmp_path / "two").pool_uuid == str(uuid.UUID(bytes=label.pool_uuid))
+    with pytest.raises(FormatError, match="belongs to pool"):
+        Pool.open(tmp_path / "one")
+
+
+def test_segments_keep_to_the_drives_granules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = tmp_path / "data"
+    data.touch()
+    os.truncate(data, 16 << 20)
+    monkeypatch.setattr(pool_dir, "alignment_bytes", lambda path, block_bytes: 3 << 20)
+    with pytest.raises(ConfigError, match=r"segments of 2MiB do not fit the drive .* in pieces of 3MiB"):
+        create_pool(tmp_path / "p", size_bytes=16 << 20, segment_bytes=2 << 20, data_path=data)
+    label = create_pool(tmp_path / "p", size_bytes=16 << 20, segment_bytes=3 << 20, data_path=data)
+    assert (label.data_start_lba, label.segment_count, label.alignment_lba_count) == (768, 4, 768)
+    assert_works(tmp_path / "p")
+
+
+def test_a_pool_on_another_drive_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = tmp_path / "data"
+    data.touch()
+    os.truncate(data, SIZE_BYTES)
+    with monkeypatch.context() as patch:
+        patch.setattr(pool_dir, "drive_name", lambda path: "S1")
+        make_pool(tmp_path / "p", data)
+        assert_works(tmp_path / "p")
+        patch.setattr(pool_dir, "drive_name", lambda path: "S2")
+        with pytest.raises(FormatError, match="is the drive 'S2'; this pool lies on 'S1'"):
+            Pool.open(tmp_path / "p")

@@ -106,14 +106,14 @@ def test_killed_at_any_moment(tmp_path: Path) -> None:
     make_pool(path)
     rng = random.Random(7)
     for kill in range(KILLS):
-        _commit_and_kill(path, kill, after_s=rng.uniform(0.0, 0.25))
+        commit_and_kill(path, kill, after_s=rng.uniform(0.0, 0.25))
         if kill % 2:  # each takes two interpreters to start
             report = check_pool(path, lambda checked, total: None)
             assert report.damaged == ()
             assert report.index_damaged == 0
     with Pool.open(path) as pool:
         assert pool.status(deadline_s=1).committed_chunk_count == report.chunks_checked > 0
-        _fill_completely(pool)
+        fill_completely(pool)
 
 
 def _fill_disk(path: Path) -> None:
@@ -122,7 +122,7 @@ def _fill_disk(path: Path) -> None:
             pass
 
 
-def _commit_and_kill(path: Path, seed: int, *, after_s: float) -> None:
+def commit_and_kill(path: Path, seed: int, *, after_s: float) -> None:
     command = [sys.executable, "-m", "tests.dpu.pool_cases", str(path), str(seed)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as child:
         assert child.stdout is not None
@@ -132,7 +132,7 @@ def _commit_and_kill(path: Path, seed: int, *, after_s: float) -> None:
     assert child.returncode == -signal.SIGKILL
 
 
-def _fill_completely(pool: Pool) -> None:
+def fill_completely(pool: Pool) -> None:
     """Every segment can be had at once, so nothing of the killed holders is left."""
     with Holder(pool) as holder:
         results = [holder.reserve(1000 + i, FULL_SEGMENT_UNITS) for i in range(SEGMENT_COUNT)]

@@ -1,9 +1,9 @@
-"""``mfctl pool``: create, status, check."""
+"""``mfctl pool``: create, status, check; what changes a pool is beside it."""
 
 from __future__ import annotations
 
 import dataclasses
-import sys
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -18,6 +18,8 @@ from meshfusion.tools.mfctl.output import (
     print_json,
     print_table,
 )
+from meshfusion.tools.mfctl.pool_repair_commands import rebuild_index, repair
+from meshfusion.tools.mfctl.progress import Progress
 from meshfusion.tools.mfctl.sources import read_status, source_options
 
 if TYPE_CHECKING:
@@ -31,6 +33,10 @@ def _size(ctx: click.Context, param: click.Parameter, value: str) -> int:
         return parse_size_bytes(value)
     except ValueError as e:
         raise click.BadParameter(str(e), ctx, param) from e
+
+
+def _size_or_none(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
+    return None if value is None else _size(ctx, param, value)
 
 
 PATH = click.Path(path_type=Path, readable=False)  # whether it can be read is told with a next step
@@ -53,12 +59,27 @@ def pool() -> None:
     help="Unit of reclaim.",
 )  # fmt: skip
 @click.option("--data-path", type=PATH, help="Block device or file for the data; default: a file inside PATH.")
+@click.option("--force", is_flag=True, help="Overwrite what is on the --data-path; needs --serial.")
+@click.option(
+    "--serial", metavar="TEXT",
+    help="With --force: the serial of the drive that may be overwritten; of a file, its name without folders.",
+)  # fmt: skip
 @format_option
-def create(path: Path, size_bytes: int, segment_bytes: int, data_path: Path | None, output_format: str) -> None:
+def create(
+    path: Path,
+    size_bytes: int,
+    segment_bytes: int,
+    data_path: Path | None,
+    force: bool,
+    serial: str | None,
+    output_format: str,
+) -> None:
     """Create an empty pool in PATH, a new or an empty directory."""
     from meshfusion.dpu.pool import create_pool, inspect_pool
 
-    create_pool(path, size_bytes=size_bytes, segment_bytes=segment_bytes, data_path=data_path)
+    if force != (serial is not None) or (force and data_path is None):
+        raise click.UsageError("--force, --serial and --data-path belong together.")
+    create_pool(path, size_bytes=size_bytes, segment_bytes=segment_bytes, data_path=data_path, overwrite_serial=serial)
     status = inspect_pool(path)
     if output_format == "json":
         print_json(status_object(status))
@@ -141,16 +162,21 @@ def _print_status(s: PoolStatus, *, live: bool) -> None:
 
 @pool.command()
 @click.argument("path", type=PATH)
+@click.option(
+    "--rate", "rate_bytes", callback=_size_or_none, metavar="SIZE",
+    help="Read no more than this in a second, for example 200MiB, and leave the drive to whoever serves the pool.",
+)  # fmt: skip
 @format_option
-def check(path: Path, output_format: str) -> None:
+def check(path: Path, rate_bytes: int | None, output_format: str) -> None:
     """Read every chunk of the pool in PATH and compare it with its digests.
 
-    Exits 4 when something is damaged. Nothing is changed.
+    The pool may be served meanwhile. Exits 4 when something is damaged. Nothing is changed.
     """
     from meshfusion.dpu.pool import check_pool
 
-    with _Progress(enabled=sys.stderr.isatty()) as progress:
-        report = check_pool(path, progress.update)
+    rate_bytes_s = None if rate_bytes is None else float(rate_bytes)
+    with Progress("checking chunks") as progress:
+        report = check_pool(path, progress.update, rate_bytes_s=rate_bytes_s)
     if output_format == "json":
         print_json(report)
     else:
@@ -159,53 +185,28 @@ def check(path: Path, output_format: str) -> None:
             click.echo(f"damaged: {entry}")
         if report.index_damaged:
             click.echo(f"damaged: {report.index_damaged} entries of the index")
-        for entry in report.label_problems:
+        for entry in (*report.segments_damaged, *report.label_problems):
             click.echo(f"damaged: {entry}")
     if report.label_problems:
         _raise_label_finding(path, report)
-    if report.damaged or report.index_damaged:
+    if report.damaged or report.index_damaged or report.segments_damaged:
+        segments = f", and the headers of {len(report.segments_damaged)} segments" if report.segments_damaged else ""
         raise FormatError(
             f"{len(report.damaged)} of {report.chunks_checked} chunks and {report.index_damaged} entries of the index "
-            "are damaged",
-            next_step="Engines recompute them, and the service drops each that a load finds. If more appear, look at "
-            "the drive's health.",
+            f"are damaged{segments}",
+            next_step="Engines recompute them, and the service drops each that a load finds; `mfctl pool repair` drops "
+            "all while the pool is not in use. If more appear, look at the drive's health.",
         )
 
 
 def _raise_label_finding(path: Path, report: CheckReport) -> NoReturn:
-    from meshfusion.dpu.pool_dir import PoolLayout, read_label, recreate_step
-
-    layout = PoolLayout(path.absolute())
-    label = read_label(layout)
     chunks = f"; also {len(report.damaged)} chunks and {report.index_damaged} entries of the index are damaged"
     raise FormatError(
         "; ".join(report.label_problems) + (chunks if report.damaged or report.index_damaged else ""),
-        next_step="The pool works with the other copy. Find out what wrote there, then when it is not in use, "
-        + recreate_step(layout, size_bytes=label.end_lba * label.lba_bytes),
+        next_step="The pool works with the other copy. Find out what wrote there, then when it is not in use, run "
+        f"mfctl pool repair {shlex.quote(str(path))}",
     )
 
 
-class _Progress:
-    """A progress bar on stderr, drawn only for a person."""
-
-    def __init__(self, *, enabled: bool) -> None:
-        self._enabled = enabled
-
-    def __enter__(self) -> _Progress:
-        if self._enabled:
-            from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-            columns = (TextColumn("checking chunks"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-            self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
-            self._task = self._bar.add_task("check", total=None)
-            self._bar.start()
-        return self
-
-    def update(self, done: int, total: int) -> None:
-        if self._enabled:
-            self._bar.update(self._task, completed=done, total=total)
-
-    def __exit__(self, *_: object) -> None:
-        if self._enabled:
-            self._bar.stop()
+for command in (rebuild_index, repair):
+    pool.add_command(command)

@@ -115,12 +115,7 @@ def rebuilt_index(drive: Drive) -> tuple[ModelIndex, RebuildReport]:
 
     drive.flush()
     index = ModelIndex()
-    effects = rebuild(recovery.Drive(LABEL, GEOMETRY), digest_of, run_all)
-    try:
-        while True:
-            index.apply(next(effects))
-    except StopIteration as ended:
-        report: RebuildReport = ended.value
+    report = rebuild(recovery.Drive(LABEL, GEOMETRY), digest_of, run_all, index.apply)
     epoch = last_epoch([drive.read_blocks(lba, 1) for lba in OWNER_LBAS], LABEL)
     index.epoch = max(epoch, report.last_epoch) + 1
     return index, report

@@ -62,7 +62,8 @@ def test_help_does_not_wait_for_heavy_libraries() -> None:
 
 
 def test_every_command_has_help_and_both_formats() -> None:
-    commands = "pool create,pool status,pool check,service run,chunk ls,chunk show,config check,config example,doctor"
+    commands = "pool create,pool status,pool check,pool repair,pool rebuild-index,"
+    commands += "service run,chunk ls,chunk show,config check,config example,doctor"
     commands += ",path list,path test,path disable,path enable"
     for command in commands.split(","):
         result = run(*command.split(), "--help")
@@ -211,10 +212,8 @@ def test_one_chunk(address: str) -> None:
     assert "there is no chunk" in missing.stderr
 
 
-def check_report(
-    damaged: tuple[str, ...], index_damaged: int = 0
-) -> Callable[[Path, Callable[[int, int], None]], CheckReport]:
-    def check(path: Path, progress: Callable[[int, int], None]) -> CheckReport:
+def check_report(damaged: tuple[str, ...], index_damaged: int = 0) -> Callable[..., CheckReport]:
+    def check(path: Path, progress: Callable[[int, int], None], *, rate_bytes_s: float | None) -> CheckReport:
         progress(5, 10)
         return CheckReport(7, 7 << 20, damaged, index_damaged)
 

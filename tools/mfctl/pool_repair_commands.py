@@ -1,0 +1,97 @@
+"""``mfctl pool rebuild-index`` and ``mfctl pool repair``."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from meshfusion.jbof.errors import ConfigError
+from meshfusion.tools.mfctl.output import format_bytes, format_option, print_json
+from meshfusion.tools.mfctl.progress import Progress
+
+if TYPE_CHECKING:
+    from meshfusion.dpu.pool_rebuild import HasHosts
+
+PATH = click.Path(path_type=Path, readable=False)
+
+
+@click.command("rebuild-index")
+@click.argument("path", type=PATH)
+@click.option(
+    "--config", "config_path", type=PATH, metavar="FILE",
+    help="The service's configuration: for a pool that was exported, so that its target can be asked for hosts.",
+)  # fmt: skip
+@format_option
+def rebuild_index(path: Path, config_path: Path | None, output_format: str) -> None:
+    """Make the index of the pool in PATH anew from what is on its drive, when it is lost or damaged.
+
+    Nobody may use the pool meanwhile, and no engine that used it may live. Chunks of segments that were being written
+    are compared with their digests. What was dropped as damaged may be found again; a load finds that again, too.
+    """
+    from meshfusion.dpu.pool_rebuild import rebuild_index as rebuild
+
+    has_hosts = None if config_path is None else _has_hosts(path, config_path)
+    began_s = time.monotonic()
+    with Progress("reading segments") as progress:
+        rebuilt = rebuild(path, progress.update, has_hosts=has_hosts)
+    report, seconds = rebuilt.report, time.monotonic() - began_s
+    if output_format == "json":
+        print_json({"rebuilt": rebuilt, "seconds": seconds})
+        return
+    click.echo(
+        f"found {report.chunks_found} chunks in {report.segments_with_summary + report.segments_scanned} segments, "
+        f"{report.segments_scanned} of them scanned; {report.segments_free} segments are free"
+    )
+    if report.chunks_refused:
+        click.echo(
+            f"left out {report.chunks_refused} extents that are not what they say, or were not written to the end"
+        )
+    if rebuilt.reads_failed:
+        click.echo(f"left out what {rebuilt.reads_failed} failed reads would have shown: look at the drive's health")
+    click.echo(f"read {format_bytes(rebuilt.blocks_read * 4096)} in {rebuilt.reads} reads and {seconds:.1f} s")
+
+
+def _has_hosts(path: Path, config_path: Path) -> HasHosts:
+    from meshfusion.dpu.config import load_service_config
+    from meshfusion.dpu.export.opening import has_hosts
+    from meshfusion.dpu.pool_dir import PoolLayout
+
+    exports = load_service_config(config_path).exports
+    if exports is None:
+        raise ConfigError(
+            f"{config_path} has no exports, so it names no target", next_step="name the service's configuration"
+        )
+
+    def ask(pool_uuid: uuid.UUID, exported_as: str) -> bool:
+        return partial(has_hosts, exports)(pool_uuid, exported_as, PoolLayout(path.absolute()))
+
+    return ask
+
+
+@click.command()
+@click.argument("path", type=PATH)
+@format_option
+def repair(path: Path, output_format: str) -> None:
+    """Check the pool in PATH and drop what is damaged; copies that are known to be right are written anew.
+
+    Nobody may use the pool meanwhile. What is dropped, engines recompute.
+    """
+    from meshfusion.dpu.pool_repair import repair_pool
+
+    with Progress("checking chunks") as progress:
+        report = repair_pool(path, progress.update)
+    if output_format == "json":
+        print_json(report)
+        return
+    click.echo(f"checked {report.chunks_checked} chunks")
+    for line in report.chunks_dropped:
+        click.echo(f"dropped: {line}")
+    if report.index_entries_dropped:
+        click.echo(f"dropped: {report.index_entries_dropped} entries of the index")
+    for line in (*report.segments_repaired, *report.labels_repaired):
+        click.echo(f"written anew: {line}")
