@@ -6,7 +6,8 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-from meshfusion.dpu.pool_dir import PoolLayout, check_data_path, read_label
+from meshfusion.dpu.pool_create import check_data_path
+from meshfusion.dpu.pool_dir import PoolLayout, read_label
 from meshfusion.dpu.pool_inspect import inspect_pool
 from meshfusion.dpu.pool_place import is_free
 from meshfusion.jbof.config_problems import as_fix

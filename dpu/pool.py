@@ -21,10 +21,10 @@ from meshfusion.dpu.export.keeper import ExportKeeper, Holders
 from meshfusion.dpu.index import Index, IndexTotals
 from meshfusion.dpu.index_files import open_index, scan_in_child
 from meshfusion.dpu.owner_lock import OwnerLock
+from meshfusion.dpu.pool_create import create_pool
 from meshfusion.dpu.pool_dir import (
     LIVENESS_SUFFIX,
     PoolLayout,
-    create_pool,
     geometry_of,
     note_exported,
     read_label_copies,

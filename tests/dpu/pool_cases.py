@@ -15,7 +15,7 @@ import numpy as np
 from meshfusion.dpu.api import types as api
 from meshfusion.dpu.api.liveness import hold_liveness
 from meshfusion.dpu.pool import Pool
-from meshfusion.dpu.pool_dir import create_pool
+from meshfusion.dpu.pool_create import create_pool
 from meshfusion.jbof.digest import load_kernels
 from meshfusion.jbof.format import ChunkHeader, encode_chunk_header
 from meshfusion.jbof.label import Label

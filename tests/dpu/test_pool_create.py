@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from meshfusion.dpu import pool_dir
+from meshfusion.dpu import pool_create, pool_dir
 from meshfusion.dpu.pool import Pool, create_pool, inspect_pool
 from meshfusion.dpu.pool_dir import PoolLayout
 from meshfusion.dpu.pool_place import is_free
@@ -94,7 +94,7 @@ def test_a_failure_in_a_directory_made_ready_leaves_it_empty(tmp_path: Path, mon
     def fail(*_: object) -> None:
         raise OSError(errno.EIO, "broken")
 
-    monkeypatch.setattr(pool_dir, "write_label", fail)
+    monkeypatch.setattr(pool_create, "write_label", fail)
     with pytest.raises(MediaError, match="broken"):
         make_pool(tmp_path)
     assert list(tmp_path.iterdir()) == []
@@ -107,9 +107,9 @@ def test_a_killed_creation_is_taken_over(tmp_path: Path) -> None:
     """Killed at its last step, when the most lies about."""
     code = f"""
 import os, pathlib, signal, sys
-from meshfusion.dpu import pool_dir
+from meshfusion.dpu import pool_create
 from tests.dpu.pool_cases import make_pool
-pool_dir.write_label = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+pool_create.write_label = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 make_pool(pathlib.Path({str(tmp_path / "p")!r}))
 """
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == -signal.SIGKILL
@@ -166,7 +166,7 @@ def test_a_filesystem_that_cannot_hold_the_file(tmp_path: Path, monkeypatch: pyt
     def refuse(path: Path, size_bytes: int) -> None:
         raise DataFileError(MediaFault.IO, "reserving failed", path, errno_=errno.EFBIG)
 
-    monkeypatch.setattr(pool_dir, "create_data_file", refuse)
+    monkeypatch.setattr(pool_create, "create_data_file", refuse)
     with pytest.raises(MediaError, match=f"cannot hold a file of {format_size(SIZE_BYTES)}"):
         make_pool(tmp_path / "p")
     assert list(tmp_path.iterdir()) == []
@@ -226,7 +226,7 @@ def test_segments_keep_to_the_drives_granules(tmp_path: Path, monkeypatch: pytes
     data = tmp_path / "data"
     data.touch()
     os.truncate(data, 16 << 20)
-    monkeypatch.setattr(pool_dir, "alignment_bytes", lambda path, block_bytes: 3 << 20)
+    monkeypatch.setattr(pool_create, "alignment_bytes", lambda path, block_bytes: 3 << 20)
     with pytest.raises(ConfigError, match=r"segments of 2MiB do not fit the drive .* in pieces of 3MiB"):
         create_pool(tmp_path / "p", size_bytes=16 << 20, segment_bytes=2 << 20, data_path=data)
     label = create_pool(tmp_path / "p", size_bytes=16 << 20, segment_bytes=3 << 20, data_path=data)
@@ -239,9 +239,11 @@ def test_a_pool_on_another_drive_is_refused(tmp_path: Path, monkeypatch: pytest.
     data.touch()
     os.truncate(data, SIZE_BYTES)
     with monkeypatch.context() as patch:
+        patch.setattr(pool_create, "drive_name", lambda path: "S1")
         patch.setattr(pool_dir, "drive_name", lambda path: "S1")
         make_pool(tmp_path / "p", data)
         assert_works(tmp_path / "p")
+        patch.setattr(pool_create, "drive_name", lambda path: "S2")
         patch.setattr(pool_dir, "drive_name", lambda path: "S2")
         with pytest.raises(FormatError, match="is the drive 'S2'; this pool lies on 'S1'"):
             Pool.open(tmp_path / "p")

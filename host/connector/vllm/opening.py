@@ -23,7 +23,7 @@ def open_service(config: ConnectorConfig) -> api.ChunkService:
 def _open_embedded(pool: EmbeddedPool) -> api.ChunkService:
     # The embedded form is the service itself, in this process: the one place where the host reaches past the API.
     from meshfusion.dpu.pool import Pool
-    from meshfusion.dpu.pool_dir import create_pool
+    from meshfusion.dpu.pool_create import create_pool
     from meshfusion.dpu.pool_place import is_free
 
     if is_free(pool.path):
