@@ -14,6 +14,11 @@ All numbers are little-endian; every structure has the envelope of :mod:`meshfus
 Segments begin and end on multiples of the drive's ``alignment_lba_count``. The index says what is visible; all of it
 can be found again from the medium alone (meshfusion.jbof.recovery).
 
+A segment is opened in this order: its old chunks leave the index and its new generation enters it, in one transaction;
+its header is written and flushed; all behind the header is deallocated; then its first extent is handed out. The header
+comes before the deallocation, since a power cut may leave that half done: of a chunk of before, its header could be
+left and its units not.
+
 **Chunk header**: the first blocks of every shard's extent; units follow, each starting on a block boundary. ::
 
     offset  size  field
