@@ -243,6 +243,7 @@ def _answer(output: Any) -> dict[str, Any]:
         "token_ids": list(completion.token_ids),
         "logprobs": [{token: entry.logprob for token, entry in at.items()} for at in completion.logprobs],
         "cached_tokens": output.num_cached_tokens,
+        "ttft_s": output.metrics.first_token_latency,
     }
 
 

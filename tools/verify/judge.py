@@ -53,7 +53,8 @@ class LoadedAnswer:
 @dataclass(frozen=True, slots=True)
 class PromptResult:
     """``own_difference``: the largest among the first engine's answers; ``difference``: of the second's from the
-    nearest of them. ``problems``: empty: none."""
+    nearest of them. ``cold_ttft_s``/``loaded_ttft_s``: to the first token, computed from nothing and loaded; of one
+    answer each, so they show an order of magnitude. ``problems``: empty: none."""
 
     name: str
     prompt_tokens: int
@@ -64,6 +65,8 @@ class PromptResult:
     own_difference: float
     difference: float
     are_tokens_equal: bool
+    cold_ttft_s: float
+    loaded_ttft_s: float
     problems: tuple[str, ...] = ()
 
 
@@ -153,6 +156,8 @@ def _judge_prompt(
         own_difference=_own_difference(own),
         difference=difference,
         are_tokens_equal=bool(equal),
+        cold_ttft_s=own.cold.ttft_s,
+        loaded_ttft_s=loaded.answer.ttft_s,
         problems=tuple(problems),
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -92,3 +93,9 @@ def test_an_answer_is_compared_up_to_the_first_other_token() -> None:
     other = Answer((6, 8), ({7: -0.75, 6: -0.7}, {8: -9.0}), 0)
     # Token 6, which the first does not list, is at most as likely there as its last one: at least -0.7 - -0.5.
     assert one.distance(other) == other.distance(one) == pytest.approx(0.25)
+
+
+def test_times_are_those_of_the_answer_from_nothing_and_of_the_loaded_one() -> None:
+    times = [replace(answer(7, 8), ttft_s=seconds) for seconds in (0.5, 0.2, 0.3)]
+    (result,) = verdict(loaded(replace(answer(7, 8, cached=2), ttft_s=0.1), *RIGHT), OwnAnswers(*times)).prompts
+    assert (result.cold_ttft_s, result.loaded_ttft_s) == (0.5, 0.1)
