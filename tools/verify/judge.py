@@ -109,10 +109,12 @@ def judge(
     loaded: Sequence[LoadedAnswer],
     *,
     dtype: str,
+    is_loaded: Sequence[bool],
     failed_blocks: int = 0,
 ) -> Verdict:
     """A column for each prompt. ``computed``: all blocks of the first engine when it had answered from nothing.
-    ``failed_blocks``: those that the second engine wanted to load and could not."""
+    ``is_loaded``: of each KV group, whether anything of it is needed where a chunk ends; of local attention in pieces
+    that end there, nothing is. ``failed_blocks``: those that the second engine wanted to load and could not."""
     variation, tolerance = tolerance_of(own, dtype)
     results = tuple(
         _judge_prompt(*columns, computed, tolerance) for columns in zip(names, prompt_tokens, own, loaded, strict=True)
@@ -125,7 +127,7 @@ def judge(
         problems += [
             f"KV group {group}: no loaded block of it could be compared"
             for group, found in enumerate(groups)
-            if not found.compared_blocks
+            if is_loaded[group] and not found.compared_blocks
         ]
     if failed_blocks:
         problems.append(f"{failed_blocks} blocks could not be loaded and were recomputed")
