@@ -48,10 +48,10 @@ def prompts_for(
     ]
     fitting = tuple(prompt for prompt in prompts if len(prompt.token_ids) + ANSWER_TOKENS <= context_tokens)
     if not any(len(prompt.token_ids) > chunk for prompt in fitting):
-        needed = chunk + 1 + ANSWER_TOKENS
+        needed, all_fit = chunk + 1 + ANSWER_TOKENS, LONGEST_CHUNKS * chunk + 1 + ANSWER_TOKENS
         raise ConfigError(
             f"chunks have {chunk} tokens here, so that nothing can be loaded within {context_tokens}",
-            next_step=f"use --context {needed} or more (all prompts fit in "
-            f"{LONGEST_CHUNKS * chunk + 1 + ANSWER_TOKENS}), or a smaller chunk_min_bytes in the connector's configuration",
+            next_step=f"use --context {needed} or more (all prompts fit in {all_fit}), or a smaller chunk_min_bytes in "
+            "the connector's configuration",
         )
     return fitting
