@@ -6,7 +6,7 @@ seed. Sizes are relative to the drive's superblock, 16 MiB here in a drive of 8 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -72,9 +72,16 @@ def cases() -> tuple[Case, ...]:
         for order in (ReclaimOrder.EXPECTED, ReclaimOrder.RANDOM)
     ]
     against_the_rules = [
-        Case(f"segments of {size:g} superblocks, random", _segments(size, ONE_CLASS, ReclaimOrder.RANDOM))
-        for size in (0.25, 0.93)
+        Case(f"segments of {size:g} superblocks, {order.value}", _segments(size, ONE_CLASS, order))
+        for size in (0.0625, 0.25, 0.93)
+        for order in ReclaimOrder
     ]
+    against_the_rules.append(
+        Case(
+            "segments of 2.7 superblocks, random, none kept free",
+            replace(_segments(2.7, ONE_CLASS, ReclaimOrder.RANDOM), free_share=0.0),
+        )
+    )
     against_the_rules += [
         Case(f"4 classes open, no handles, {order.value}", _segments(2.7, FOUR_CLASSES, order))
         for order in ReclaimOrder
@@ -110,15 +117,18 @@ def amplification(case: Case, over_provisioning: float, seed: int) -> Amplificat
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @bench_options(rounds=1)
 @click.option("--over-provisioning", default=0.07, show_default=True, type=click.FloatRange(min=0.04, max=1.0))
-def main(rounds: int, output_format: str, work: Path, over_provisioning: float) -> None:
+@click.option("--only", default="", metavar="TEXT", help="Only cases with this in their name.")
+def main(rounds: int, output_format: str, work: Path, over_provisioning: float, only: str) -> None:
     """Flash pages for each host page, in a modelled drive: our segments, the same against the rules, and files."""
     settings: dict[str, Any] = {
         "over_provisioning": over_provisioning, "superblock_pages": SUPERBLOCK_PAGES,
-        "logical_superblocks": LOGICAL_SUPERBLOCKS, "chunk_pages": CHUNK_PAGES, "free_share": FREE_SHARE,
+        "logical_superblocks": LOGICAL_SUPERBLOCKS, "chunk_pages": CHUNK_PAGES, "free_share": FREE_SHARE, "only": only,
     }  # fmt: skip
 
     def run(report: Report, directory: Path, progress: Progress) -> None:
         for case in cases():
+            if only not in case.name:
+                continue
             seen = [amplification(case, over_provisioning, seed) for seed in range(rounds)]
             series = report.add(case.name, "flash/host", [one.device for one in seen])
             report.details.append(
