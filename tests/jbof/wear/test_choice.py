@@ -135,5 +135,19 @@ def test_a_drive_that_could_not_does_not_take_all_openings_later() -> None:
     assert Counter(later) == {"A": 5, "B": 5}
 
 
+def test_a_drive_that_was_avoided_for_long_does_not_make_up_for_all_of_it() -> None:
+    drives, shares = [drive("A"), drive("B")], {"A": 0.5, "B": 0.5}
+    credits: Mapping[str, float] = {}
+    for _ in range(1000):
+        credits = chosen(drives, shares, credits, beside=("B",)).credits
+    later = []
+    for _ in range(30):
+        found = chosen(drives, shares, credits)
+        credits = found.credits
+        later.append(found.drive_id)
+    assert later[0] == "B"
+    assert "A" in later[: 2 * 8 + 1]  # 8 credits of the one and as many missing of the other, a half each time
+
+
 def test_credits_of_drives_that_are_gone_are_forgotten() -> None:
     assert set(chosen([drive("B")], {"B": 1.0}, {"A": 3.0, "B": 1.0}).credits) == {"B"}
