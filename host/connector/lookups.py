@@ -31,17 +31,17 @@ class ReleaseLease(NamedTuple):
 
 class LoadPart(NamedTuple):
     """One KV group's share of a load: the request's blocks of that group from ``first_block`` (counted from 0) on. The
-    columns have an entry for each unit (block)."""
+    columns have an entry for each unit (block); ``lbas`` and ``digests`` are a column for each shard."""
 
     group: int
     first_block: int
     block_ids: tuple[int, ...]
-    lbas: tuple[int, ...]
-    digests: tuple[bytes, ...]
+    lbas: tuple[tuple[int, ...], ...]
+    digests: tuple[tuple[bytes, ...], ...]
 
 
 class StartLoad(NamedTuple):
-    """Bring units into device memory: ``parts`` of all KV groups, in their order.
+    """Bring units into device memory: ``parts`` of all KV groups, in their order. ``load_bytes``: of each rank.
 
     ``stored``: the whole promise, to find the chunk a unit belongs to. ``refusal``: why this load must fail instead,
     with nothing brought: the engine cannot be told no any more.
@@ -172,7 +172,7 @@ class Lookups:
         if parts is None:
             refusal = f"{last} tokens were allotted, and only after {self._boundary_tokens(lookup)} can it resume"
             return [StartLoad(request_id, (), 0, lookup.stored, refusal)]
-        load_bytes = sum(len(part.lbas) * self._form.unit_bytes[part.group] for part in parts)
+        load_bytes = sum(len(part.block_ids) * self._form.unit_bytes[part.group] for part in parts)
         return [StartLoad(request_id, parts, load_bytes, lookup.stored)]
 
     def finished(self, request_id: str) -> list[Effect]:
@@ -201,7 +201,9 @@ class Lookups:
             return [ReleaseLease(lease_id)] if lease_id else []
         for plan, group in zip(self._form.plans, stored.groups, strict=True):
             unit_count = len(plan.needed_blocks(stored.chunk_count))
-            assert len(group.unit_lbas) == len(group.unit_digests) == unit_count, (stored.chunk_count, unit_count)
+            for columns in (group.unit_lbas, group.unit_digests):
+                assert len(columns) == self._form.shard_count(plan.group), (plan.group, len(columns))
+                assert {len(column) for column in columns} == {unit_count}, (stored.chunk_count, unit_count)
         lookup.phase = Phase.PROMISED
         lookup.promised_s = now_s
         lookup.stored, lookup.lease_id = stored, lease_id
@@ -299,8 +301,8 @@ class Lookups:
                     plan.group,
                     first,
                     tuple(ids[first : needed.stop]),
-                    group.unit_lbas[units],
-                    group.unit_digests[units],
+                    tuple(column[units] for column in group.unit_lbas),
+                    tuple(column[units] for column in group.unit_digests),
                 )
             )
         return tuple(parts)

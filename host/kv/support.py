@@ -24,7 +24,7 @@ HASH_ALGORITHMS = ("sha256", "sha256_cbor")  # the others are not collision resi
 
 _WITHOUT = "start the engine without this connector"
 _VERSIONS = f"vLLM {SUPPORTED_MINORS[0]} to {SUPPORTED_MINORS[-1]}"
-_ONE_RANK = "set it to 1: several ranks are not served yet"
+_ONE_RANK = "set it to 1: of several ranks only tensor-parallel ones are served yet"
 _MISSING = object()
 
 
@@ -44,7 +44,7 @@ _CONFIG = (
     _Expected("cache_config.kv_sharing_fast_prefill", (False,), "turn it off"),
     *(
         _Expected(f"parallel_config.{name}_parallel_size", (1,), _ONE_RANK)
-        for name in ("tensor", "pipeline", "decode_context", "prefill_context", "data")
+        for name in ("pipeline", "decode_context", "prefill_context", "data")
     ),
     _Expected("parallel_config.enable_elastic_ep", (False,), "turn it off"),
     _Expected("speculative_config", (None,), "leave it out: speculative decoding is not served yet"),

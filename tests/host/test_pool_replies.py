@@ -75,12 +75,13 @@ def test_every_needed_block_lies_where_its_chunk_says(form: ChunkForm, boundary:
     for plan, group in zip(form.plans, stored.groups, strict=True):
         needed = plan.needed_blocks(boundary)
         assert group.first_block == needed.start
-        assert len(group.unit_lbas) == len(group.unit_digests) == len(needed)
+        (lbas,), (digests,) = group.unit_lbas, group.unit_digests
+        assert len(lbas) == len(digests) == len(needed)
         for i, block in enumerate(needed):
             index = block * plan.block_tokens // 64
             number = block - plan.kept_blocks(index).start
-            assert group.unit_lbas[i] == lba(plan.group, index) + 2 + number * UNIT_LBAS
-            assert group.unit_digests[i] == bytes([plan.group]) + block.to_bytes(7, "big")
+            assert lbas[i] == lba(plan.group, index) + 2 + number * UNIT_LBAS
+            assert digests[i] == bytes([plan.group]) + block.to_bytes(7, "big")
             assert group.keys[index - group.first_chunk] == key(plan.group, index)
             assert group.extents[index - group.first_chunk].lba == lba(plan.group, index)
 

@@ -11,7 +11,7 @@ import functools
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
@@ -31,6 +31,7 @@ from meshfusion.dpu.api.types import Access
 from meshfusion.host.connector.config import OnUnsupported, parse_connector_config
 from meshfusion.host.connector.vllm.messages import StepOrders, StepReport, WorkerFacts
 from meshfusion.host.connector.vllm.opening import open_service
+from meshfusion.host.connector.vllm.ranks import agreed_facts
 from meshfusion.host.connector.vllm.scheduler import SchedulerSide
 from meshfusion.host.connector.vllm.stats import MeshFusionPromMetrics, MeshFusionStats, counts_since
 from meshfusion.host.connector.vllm.worker import WorkerSide
@@ -91,7 +92,11 @@ class MeshFusionConnector(KVConnectorBase_V1, SupportsHMA):
             )
             if role is KVConnectorRole.WORKER:
                 self._worker = WorkerSide(
-                    vllm_config, kv_cache_config, self.config, is_digest_right=self._is_digest_right
+                    vllm_config,
+                    kv_cache_config,
+                    self.config,
+                    rank=vllm_config.parallel_config.rank,
+                    is_digest_right=self._is_digest_right,
                 )
             else:
                 self._service = open_service(self.config)
@@ -167,25 +172,24 @@ class MeshFusionConnector(KVConnectorBase_V1, SupportsHMA):
     # ---- scheduler -----------------------------------------------------------------------------------------------
 
     def set_xfer_handshake_metadata(self, metadata: dict[int, KVConnectorHandshakeMetadata]) -> None:
-        """The workers have proven their layout: attach. Trouble here aborts the engine's start."""
+        """The workers have proven their layout: attach. Trouble here aborts the engine's start. ``metadata``: by rank
+        among the tensor-parallel ones."""
         if self._service is None:
             return
-        facts = list(metadata.values())
-        if len(facts) != 1 or not isinstance(facts[0], WorkerFacts):
-            error = UnsupportedError(
-                f"{len(facts)} workers answered and one is served so far",
-                next_step="use tensor_parallel_size 1, or start the engine without this connector",
-            )
+        try:
+            facts = agreed_facts(metadata, self._vllm_config.parallel_config.tensor_parallel_size)
+        except UnsupportedError as error:
             self._service.close()
             self._service = None
             self._serve_without_cache(error)
             return
-        self._attach(facts[0])
+        self._attach(facts)
 
-    def _attach(self, facts: WorkerFacts) -> None:
+    def _attach(self, by_rank: Sequence[WorkerFacts]) -> None:
+        """For all workers together: they are one holder, and what they have proven is alike."""
         assert self._service is not None
         lora_config = self._vllm_config.lora_config
-        self._facts = facts
+        self._facts = facts = by_rank[0]
         self._client = PoolClient(
             self._service,
             identity=facts.identity,
@@ -195,7 +199,8 @@ class MeshFusionConnector(KVConnectorBase_V1, SupportsHMA):
         )
         attachment = self._client.start()
         try:
-            check_attached_path(self.config.path.kind, attachment, facts.runs)
+            for each in by_rank:
+                check_attached_path(self.config.path.kind, attachment, each.runs)
         except UnsupportedError as error:
             self._client.close()
             self._client = self._service = None

@@ -6,7 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from meshfusion.dpu.api.liveness import hold_liveness
-from meshfusion.dpu.api.types import Attachment, Extent
+from meshfusion.dpu.api.types import Attachment
 from meshfusion.host.connector.config import ConnectorConfig
 from meshfusion.host.connector.vllm.messages import (
     LoadOrder,
@@ -27,10 +27,12 @@ from meshfusion.host.connector.vllm.messages import (
 )
 from meshfusion.host.connector.vllm.path_slot import PathSlot
 from meshfusion.host.connector.vllm.proven_memory import prove_memory
+from meshfusion.host.connector.vllm.run_writes import RunWrites
 from meshfusion.host.kv.chunk_form import ChunkForm, form_of
 from meshfusion.host.kv.freshness import process_started_ns
 from meshfusion.host.kv.group_layout import GroupLayout
 from meshfusion.host.kv.identity import build_identity, hash_block_tokens
+from meshfusion.host.kv.sharding import ranks_per_shard
 from meshfusion.host.kv.support import served_rules
 from meshfusion.host.kv.weights import FileDigester, processor_fact, weights_fact
 from meshfusion.host.memory.kv_memory import KvMemory
@@ -39,9 +41,8 @@ from meshfusion.host.path.cpus import engine_cpus
 from meshfusion.host.path.data_path import DataPath
 from meshfusion.host.path.load_job import LoadJob, LoadResult, UnitFailure, UnitRead
 from meshfusion.host.path.opening import PathOpener, access_of
-from meshfusion.host.path.shards import ShardWrite, ShardWritten, WriteFate
+from meshfusion.host.path.shards import ShardWrite, ShardWritten
 from meshfusion.jbof.errors import MeshFusionError
-from meshfusion.jbof.format import ChunkHeader
 
 logger = logging.getLogger("meshfusion.worker")
 
@@ -49,7 +50,8 @@ CLOSE_S: Final = 5.0
 
 
 class WorkerSide:
-    """Lives in the worker process. All methods are called on the engine's thread and never wait for the medium."""
+    """Lives in the process of the worker ``rank``. All methods are called on the engine's thread and never wait for the
+    medium."""
 
     def __init__(
         self,
@@ -57,11 +59,13 @@ class WorkerSide:
         kv_cache_config: Any,
         config: ConnectorConfig,
         *,
+        rank: int,
         is_digest_right: Callable[[bytes, bytes], bool],
     ) -> None:
         self._vllm_config = vllm_config
         self._kv_cache_config = kv_cache_config
         self._config = config
+        self._rank = rank
         self._is_digest_right = is_digest_right
         self._wanted = config.path.kind
         self._liveness: int | None = None  # held only while something is written: an idle engine holds up nobody
@@ -71,7 +75,7 @@ class WorkerSide:
         self._waiting_loads: dict[str, _WaitingLoad] = {}  # for the path that is being opened
         self._waiting_saves: list[SaveOrder] = []
         self._next_holder_id = ""  # of the attachment told last
-        self._runs: dict[int, _RunUnderWay] = {}  # being written, by run id
+        self._runs: dict[int, RunWrites] = {}  # being written, by run id
         self._reports: list[LoadReport] = []
         self._written: list[RunWritten] = []
         self._failed_blocks: set[int] = set()
@@ -83,7 +87,17 @@ class WorkerSide:
         """Derive the layout, prove it, and compute the identity. Raises UnsupportedError at any doubt (rule 6)."""
         proven = prove_memory(self._kv_cache_config, kv_caches, self._wanted)
         layouts, rules = proven.layouts, served_rules(self._kv_cache_config)
-        self.use(proven.memory, layouts, form_of(layouts, rules, chunk_min_bytes=self._config.chunk_min_bytes))
+        rank_count = self._vllm_config.parallel_config.tensor_parallel_size
+        form = form_of(
+            layouts,
+            rules,
+            chunk_min_bytes=self._config.chunk_min_bytes,
+            rank_count=rank_count,
+            ranks_per_shard=[
+                ranks_per_shard(group.kv_cache_spec, rank_count) for group in self._kv_cache_config.kv_cache_groups
+            ],
+        )
+        self.use(proven.memory, layouts, form)
         model_config, load_config = self._vllm_config.model_config, self._vllm_config.load_config
         identity = build_identity(
             self._vllm_config,
@@ -119,6 +133,7 @@ class WorkerSide:
             hash_block_tokens=hash_block_tokens(self._vllm_config, self._kv_cache_config),
             block_count=layouts[0].block_count,
             runs=Runs.of(proven.memory.place.address, layouts),
+            rank=self._rank,
             access=access_of(self._wanted).value,
             selftest_bytes=sum(report.bytes_moved for report in proven.reports),
         )
@@ -167,7 +182,9 @@ class WorkerSide:
                 continue
             del self._jobs[request_id]
             finished.add(request_id)
-            report = LoadReport(request_id, result.load_bytes, result.seconds, result.failures, order.refusal)
+            report = LoadReport(
+                request_id, result.load_bytes, result.seconds, result.failures, order.refusal, self._rank
+            )
             self._reports.append(report)
             if not report.is_whole:
                 self._load_failed(order, report)
@@ -184,7 +201,7 @@ class WorkerSide:
             "%s: %d of %d blocks did not load and are recomputed, the first because: %s",
             order.request_id,
             len(report.failures),
-            len(order.lbas),
+            len(order.block_ids),
             first.reason if first is not None else report.refusal,
         )
 
@@ -208,7 +225,8 @@ class WorkerSide:
         path = self._slot.take_change() if self._slot is not None else None
         if not self._written and not self._reports and path is None:
             return None
-        report = StepReport(tuple(self._written), tuple(self._reports), path)
+        paths = () if path is None else (replace(path, rank=self._rank),)
+        report = StepReport(tuple(self._written), tuple(self._reports), paths)
         self._written, self._reports = [], []
         return report
 
@@ -273,15 +291,14 @@ class WorkerSide:
         if order.refusal:
             self._jobs[order.request_id] = (order, LoadResult(0, 0.0, ()))
             return
-        groups = (group for group, count in enumerate(order.unit_counts) for _ in range(count))
         units = [
             UnitRead(lba, self._layouts[group].unit_bytes, block_id, digest, group)
-            for group, lba, block_id, digest in zip(groups, order.lbas, order.block_ids, order.digests, strict=True)
+            for group, lba, block_id, digest in order.units_of(self._form, self._rank)
         ]
         self._jobs[order.request_id] = (order, path.load(units, abandon_after_s=abandon_after_s))
 
     def _fail_load(self, order: LoadOrder, reason: str) -> None:
-        failures = tuple(UnitFailure(i, False, reason) for i in range(len(order.lbas)))
+        failures = tuple(UnitFailure(i, False, reason) for i in range(len(order.block_ids)))
         self._jobs[order.request_id] = (order, LoadResult(0, 0.0, failures))
 
     # ---- saves ---------------------------------------------------------------------------------------------------
@@ -289,18 +306,27 @@ class WorkerSide:
     def _start_saves(self, orders: Iterable[SaveOrder]) -> None:
         writes: list[ShardWrite] = []
         for order in orders:
+            run = RunWrites(order, self._form, self._rank)
+            if run.is_empty:
+                self._written.append(run.not_begun())
+                continue
             if self._must_wait(order.granted.holder_id):
                 self._waiting_saves.append(order)
                 continue
             refusal = self._refuse_save(order)
             if refusal:
-                self._written.append(RunWritten(order.run_id, (None,) * len(order.granted.indexes), refusal))
+                self._written.append(run.not_begun(refusal))
             else:
-                self._runs[order.run_id] = _RunUnderWay(order)
-                writes += self._shard_writes(order)
+                self._runs[order.run_id] = run
+                writes += run.shard_writes(self._pool_uuid())
         if writes:
             assert self._reading_path is not None
             self._reading_path.save(writes)
+
+    def _pool_uuid(self) -> bytes:
+        assert self._slot is not None
+        assert self._slot.attachment is not None
+        return bytes.fromhex(self._slot.attachment.pool_uuid.replace("-", ""))
 
     def _must_wait(self, holder_id: str) -> bool:
         """Is the path of this incarnation being opened, or about to be, when the former one has written?"""
@@ -335,57 +361,12 @@ class WorkerSide:
             os.close(self._liveness)
             self._liveness = None
 
-    def _shard_writes(self, order: SaveOrder) -> list[ShardWrite]:
-        """One for each granted chunk."""
-        assert self._slot is not None
-        assert self._slot.attachment is not None
-        pool_uuid = bytes.fromhex(self._slot.attachment.pool_uuid.replace("-", ""))
-        granted = order.granted
-        columns = zip(order.groups, order.indexes, order.block_ids, granted.keys, granted.extents, strict=True)
-        writes = []
-        for number, (group, index, block_ids, key, extent_fields) in enumerate(columns):
-            extent = Extent(*extent_fields)
-            assert len(block_ids) == len(self._form.plans[group].kept_blocks(index)), (group, index, block_ids)
-            header = ChunkHeader(
-                pool_uuid=pool_uuid,
-                identity=granted.identity,
-                key=key,
-                tenant="default",
-                group=group,
-                rank=0,
-                position_tokens=index * self._form.chunk_tokens,
-                token_count=self._form.chunk_tokens,
-                segment=extent.segment,
-                generation=extent.generation,
-                lba=extent.lba,
-                unit_bytes=self._layouts[group].unit_bytes,
-                unit_digests=(),
-            )
-            writes.append(ShardWrite((order.run_id, number), extent, header, block_ids))
-        return writes
-
     def _shard_written(self, shard: ShardWritten) -> None:
-        run_id, number = shard.save_id
-        run = self._runs[run_id]
-        run.shards[number] = shard
-        if len(run.shards) == len(run.order.granted.indexes):
+        run_id, _ = shard.save_id
+        report = self._runs[run_id].written(shard)
+        if report is not None:
             del self._runs[run_id]
-            self._written.append(run.report())
-
-
-@dataclass(slots=True)
-class _RunUnderWay:
-    """A save order being written; ``shards``: what has been, by number of the granted chunk."""
-
-    order: SaveOrder
-    shards: dict[int, ShardWritten] = field(default_factory=dict)
-
-    def report(self) -> RunWritten:
-        shards = [self.shards[number] for number in range(len(self.order.granted.indexes))]
-        reason = next((shard.reason for shard in shards if shard.reason), "")
-        # Giving such a place back would free space that a late write may still hit (rule 3).
-        in_doubt = tuple(i for i, shard in enumerate(shards) if shard.fate is WriteFate.UNKNOWN)
-        return RunWritten(self.order.run_id, tuple(shard.unit_digests for shard in shards), reason, in_doubt)
+            self._written.append(report)
 
 
 class _WaitingLoad(NamedTuple):

@@ -120,7 +120,7 @@ class MiniEngine:
         self.client = PoolClient(service, identity=identity, engine_version="0.32.0", form=self.form)
         self.client.start()
         self.side = SchedulerSide(self.client, self.config, facts, kv_cache_manager=self.manager)
-        self.worker = WorkerSide(None, None, self.config, is_digest_right=lambda got, expected: got == expected)
+        self.worker = WorkerSide(None, None, self.config, rank=0, is_digest_right=lambda got, expected: got == expected)
         # What register() derives from the engine's tensors.
         self.worker.use(used, layouts, self.form)
         self.requests: dict[str, Request] = {}

@@ -92,8 +92,8 @@ def _to_other_blocks(self: LoadPipeline, load: StartLoad) -> None:
     self._orders.append(order._replace(block_ids=tuple(block_id + 1 for block_id in order.block_ids)))
 
 
-def _bundles_in_part(bundles: Sequence[int], unit_digests: Sequence[Any]) -> tuple[Any, ...]:
-    return tuple(unit_digests)
+def _withheld_alone(bundles: Sequence[int], unit_digests: Sequence[Any]) -> tuple[int, ...]:
+    return tuple(i for i in range(len(bundles)) if any(column[i] is None for column in unit_digests))
 
 
 _blocks_of = SavePipeline._blocks_of
@@ -128,7 +128,7 @@ MUTANTS: dict[str, Mutant] = {
     "releases leases twice": Mutant(Lookups, "_release", _releases_again, "released twice"),
     "keeps blocks pinned after a refusal": Mutant(SavePipeline, "refused", _keeps_pins, "held in the end"),
     "loads into other blocks": Mutant(LoadPipeline, "start", _to_other_blocks, "ordered to other blocks"),
-    "commits a bundle in part": Mutant(save_pipeline, "whole_bundles", _bundles_in_part, "committed in part"),
+    "commits a bundle in part": Mutant(save_pipeline, "withheld_of", _withheld_alone, "committed in part"),
     "saves blocks that were given up": Mutant(SavePipeline, "_blocks_of", _with_nulls, "the null block was pinned"),
     "keeps places it will not use": Mutant(pool_client, "reserved", _keeps_spare, "a grant that nobody will use"),
     "never forgets what it stored": Mutant(Saves, "not_stored", lambda self, hashes: None, "a hit is lost"),

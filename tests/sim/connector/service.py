@@ -230,7 +230,7 @@ class SimService:
             key = names.key_of[name]
             if name.number >= boundary or key in self.chunks or self._is_being_written(key):
                 continue
-            size = self.shape.form.shard_of(name.group, name.number)
+            (size,) = self.shape.form.shards_of(name.group, name.number)
             if size.unit_count and (not name.group or self.rng.random() < 0.9):
                 item = api.ReserveItem(key, name.group, name.number * chunk_tokens, chunk_tokens, (size,))
                 extent = self.medium.place(size.unit_count)

@@ -34,7 +34,7 @@ class StepResult(NamedTuple):
 @dataclass(slots=True)
 class _Load:
     order: LoadOrder
-    groups: tuple[int, ...]
+    units: tuple[tuple[int, int, int, bytes], ...]
     done: int = 0
     failures: list[UnitFailure] = field(default_factory=list)
 
@@ -87,8 +87,7 @@ class SimWorker:
         for order in orders.loads:
             must(order.request_id not in self.loads, "a load was ordered twice", order.request_id)
             self._check_order(order)
-            groups = tuple(group for group, count in enumerate(order.unit_counts) for _ in range(count))
-            self.loads[order.request_id] = _Load(order, groups)
+            self.loads[order.request_id] = _Load(order, tuple(order.units_of(self.shape.form, 0)))
         for save in orders.saves:
             self.saves.append(_Save(save))
             self.service.writing.update(save.granted.grant_ids)
@@ -126,7 +125,8 @@ class SimWorker:
                 self.saves.remove(save)
                 self.service.writing.difference_update(save.order.granted.grant_ids)
                 written.append(result)
-        report = StepReport(tuple(written), tuple(reports), path) if written or reports or path else None
+        paths = () if path is None else (path,)
+        report = StepReport(tuple(written), tuple(reports), paths) if written or reports or path else None
         return StepResult(report, {r.request_id for r in reports}, failed_requests, failed_blocks)
 
     def _take_up_attachment(self) -> None:
@@ -160,7 +160,7 @@ class SimWorker:
         if load.order.refusal:
             self.seen["loads refused"] += 1
             return True
-        count = len(load.groups)
+        count = len(load.units)
         for _ in range(self.rng.choice((0, 1, 2, count, count))):
             if load.done == count:
                 break
@@ -169,31 +169,34 @@ class SimWorker:
         return load.done == count
 
     def _load_unit(self, load: _Load, unit: int) -> None:
-        block = self._target(load, unit)
+        group, lba, block_id, digest = load.units[unit]
+        block = self._target(load, group, block_id)
         if self._path_problem or self.rng.random() < self.faults.unreadable:
             load.failures.append(UnitFailure(unit, False, "unreadable"))
             return
-        content: Any = self.service.medium.units.get(load.order.lbas[unit])
+        content: Any = self.service.medium.units.get(lba)
         block.slots[: len(content)] = content
-        if content != load.order.digests[unit]:
+        if content != digest:
             load.failures.append(UnitFailure(unit, True, "other bytes"))
             self.seen["mismatches"] += 1
 
-    def _target(self, load: _Load, unit: int) -> Block:
+    def _target(self, load: _Load, group: int, block_id: int) -> Block:
         """Where a unit goes is its request's alone, until it was reported."""
         request = self.kv.requests.get(load.order.request_id)
         must(request is not None, "a load outlived its request", load.order.request_id)
         assert request is not None
-        block = self.kv.block_pool.blocks[load.order.block_ids[unit]]
+        block = self.kv.block_pool.blocks[block_id]
         must(not block.is_null, "a unit was loaded into the null block", load.order.request_id)
-        must(block in request.tables[load.groups[unit]], "a unit was loaded into a block of others", block.block_id)
+        must(block in request.tables[group], "a unit was loaded into a block of others", block.block_id)
         must(block.ref_cnt == 1, "a unit was loaded into a block that others hold", block.block_id)
         must(block.cached_as is None, "a unit was loaded into a block that can be found", block.block_id)
         return block
 
     def _report(self, load: _Load, failed_requests: set[str], failed_blocks: set[int]) -> LoadReport:
         order = load.order
-        report = LoadReport(order.request_id, UNIT_BYTES * len(order.lbas), 0.001, tuple(load.failures), order.refusal)
+        report = LoadReport(
+            order.request_id, UNIT_BYTES * len(order.block_ids), 0.001, tuple(load.failures), order.refusal
+        )
         if not report.is_whole:
             self.seen["load failures"] += 1
             if self.can_fail_by_block and not report.refusal:
