@@ -321,6 +321,18 @@ def test_a_place_in_doubt_is_neither_committed_nor_given_back(service: Controlle
         assert (abort.grant_ids, abort.doubtful_grant_ids) == (run.grant_ids[1:2], run.grant_ids[2:])
 
 
+def test_a_chunk_is_committed_with_what_each_rank_wrote_of_it(service: ControlledService) -> None:
+    """The second rank has no shard of the second chunk: it reads that of the first."""
+    with attached(service) as rig:
+        run = grant(rig.attachment.holder_id, "one", "two", "three")
+        others = (b"e" * 8,) * 4
+        rig.client.settle(run, ((UNITS, UNITS, UNITS), (others, (), None)), withheld=(2,))
+        rig.expect(Committed)
+        (commit,), (abort,) = service.calls["commit"], service.calls["abort"]
+        assert [item.unit_digests for item in commit.items] == [(UNITS, others), (UNITS,)]
+        assert abort.grant_ids == ("three",)
+
+
 def test_attaching_anew_is_another_incarnation_of_the_same_identity(service: ControlledService) -> None:
     with attached(service) as rig:
         rig.client.attach_anew(rig.attachment.holder_id)

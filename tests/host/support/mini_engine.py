@@ -13,6 +13,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
+from vllm.v1.outputs import KVConnectorOutput
 
 from meshfusion.dpu.api import types as api
 from meshfusion.host.connector.config import parse_connector_config
@@ -72,15 +74,18 @@ def make_request(request_id: str, tokens: list[int], *, hashes_per_block: int = 
     return Request(request_id, tokens, hashes)
 
 
-def content(group: int, tokens: list[int], unit_bytes: int) -> bytes:
-    """What a block of ``group`` holds that ends after ``tokens``: KV, or a state, is a function of all before it."""
-    seed = int.from_bytes(hashlib.sha256(repr((group, tokens)).encode()).digest()[:8], "little")
+def content(group: int, tokens: list[int], unit_bytes: int, shard: int = 0) -> bytes:
+    """What a block of ``group`` holds that ends after ``tokens``: KV, or a state, is a function of all before it.
+    ``shard``: on which ranks."""
+    about = (group, tokens, shard) if shard else (group, tokens)
+    seed = int.from_bytes(hashlib.sha256(repr(about).encode()).digest()[:8], "little")
     return np.random.default_rng(seed).integers(0, 256, unit_bytes, dtype=np.uint8).tobytes()
 
 
 class MiniEngine:
     """``step`` is one scheduling pass and one forward pass. ``kv``: the memory of each KV group, all in one piece;
-    ``rules``: by which they resume. ``memory``: as what it is used, unless the host's."""
+    ``rules``: by which they resume. ``memory``: as what it is used, unless the host's. ``more_ranks``: the same of
+    further workers; ``ranks_per_shard``: which of them hold the same (:class:`ChunkForm`)."""
 
     def __init__(
         self,
@@ -93,9 +98,13 @@ class MiniEngine:
         hashes_per_block: int = 1,
         identity: bytes = IDENTITY,
         memory: KvMemoryProtocol | None = None,
+        more_ranks: Sequence[Sequence[KvMemory]] = (),
+        ranks_per_shard: tuple[int, ...] = (),
         **config: Any,
     ) -> None:
         self.kvs = (kv,) if isinstance(kv, KvMemory) else tuple(kv)
+        self.ranks = (self.kvs, *map(tuple, more_ranks))
+        self._ranks_per_shard = ranks_per_shard
         self.rules = tuple(rules)
         self.config = parse_connector_config(
             {"service": "unix:///unused", "lookup_deadline_ms": 5000, "load_always": True, **config}
@@ -107,7 +116,8 @@ class MiniEngine:
             GroupPlan(i, rule, layout.block_tokens, chunk_tokens)
             for i, (rule, layout) in enumerate(zip(self.rules, layouts, strict=True))
         )
-        self.form = ChunkForm(plans, tuple(layout.unit_bytes for layout in layouts))
+        unit_bytes = tuple(layout.unit_bytes for layout in layouts)
+        self.form = ChunkForm(plans, unit_bytes, len(self.ranks), ranks_per_shard)
         used = memory or HostKvMemory(self.kvs[0].memory, kernels)
         facts = WorkerFacts(
             identity=identity,
@@ -120,11 +130,19 @@ class MiniEngine:
         self.client = PoolClient(service, identity=identity, engine_version="0.32.0", form=self.form)
         self.client.start()
         self.side = SchedulerSide(self.client, self.config, facts, kv_cache_manager=self.manager)
-        self.worker = WorkerSide(None, None, self.config, rank=0, is_digest_right=lambda got, expected: got == expected)
-        # What register() derives from the engine's tensors.
-        self.worker.use(used, layouts, self.form)
+        self.workers = [self._worker(rank, kernels, used if rank == 0 else None) for rank in range(len(self.ranks))]
+        self.worker = self.workers[0]
+        self._aggregator = KVOutputAggregator(len(self.ranks))
+        self._invalid_blocks: set[int] = set()  # of loads that some worker has not ended
         self.requests: dict[str, Request] = {}
         self.leaving: dict[str, Request] = {}  # aborted while loading: blocks stay until the workers are done
+
+    def _worker(self, rank: int, kernels: DigestKernels, memory: KvMemoryProtocol | None) -> WorkerSide:
+        kvs = self.ranks[rank]
+        worker = WorkerSide(None, None, self.config, rank=rank, is_digest_right=lambda got, expected: got == expected)
+        # What register() derives from the engine's tensors.
+        worker.use(memory or HostKvMemory(kvs[0].memory, kernels), tuple(group.layout for group in kvs), self.form)
+        return worker
 
     # ---- what a user does ----
 
@@ -170,16 +188,19 @@ class MiniEngine:
             kv_connector_block_state=SimpleNamespace(boundary_state_offloads=self._snapshots(scheduled)),
         )
         orders = self.side.step(output)
-        self.worker.start_loads(orders)
+        for worker in self.workers:
+            worker.start_loads(orders)
         for request_id, count in scheduled.items():
             self._forward(self.requests[request_id], count)
-        self.worker.start_saves(orders)
-        finished = self.worker.finished_loads()
-        failed_blocks, failed_requests = self.worker.take_failed_blocks(), self.worker.take_failed_requests()
-        assert not failed_blocks or self.rules == (WholePrefix(),), "what is left of such a load is of no use"
-        self.side.workers_reported(self.worker.take_report(), finished)
+        for worker in self.workers:
+            worker.start_saves(orders)
+        told = self._outputs()
+        finished = told.finished_recving or set()
+        self._invalid_blocks |= told.invalid_block_ids
+        assert not self._invalid_blocks or self.rules == (WholePrefix(),), "what is left of such a load is of no use"
+        self.side.workers_reported(told.kv_connector_worker_meta, finished)
         for request_id in finished:
-            self._loaded(request_id, failed_blocks, is_lost=request_id in failed_requests)
+            self._loaded(request_id, self._invalid_blocks, is_lost=request_id in told.failed_recving)
         for request in list(self.requests.values()):
             if request.stage == "running" and request.num_computed_tokens == request.num_tokens:
                 request.stage = "done"
@@ -204,7 +225,8 @@ class MiniEngine:
             self.abort(request_id)
 
     def close(self) -> None:
-        self.worker.shutdown()
+        for worker in self.workers:
+            worker.shutdown()
         self.client.close()
 
     # ---- judging ----
@@ -225,6 +247,23 @@ class MiniEngine:
         assert not self.side._never_save
 
     # ---- inside ----
+
+    def _outputs(self) -> KVConnectorOutput:
+        """What all workers say, put together as the engine does."""
+        outputs: list[Any] = []
+        for worker in self.workers:
+            finished = worker.finished_loads()
+            output = KVConnectorOutput(
+                finished_recving=finished or None,
+                invalid_block_ids=worker.take_failed_blocks(),
+                failed_recving=worker.take_failed_requests(),
+                kv_connector_worker_meta=worker.take_report(),
+            )
+            outputs.append(SimpleNamespace(kv_connector_output=output))
+        together = self._aggregator.aggregate(outputs)
+        assert together is not None
+        assert together.kv_connector_output is not None
+        return together.kv_connector_output
 
     def _groups(self) -> Iterator[tuple[int, KvMemory, ResumeRule]]:
         return ((i, kv, rule) for i, (kv, rule) in enumerate(zip(self.kvs, self.rules, strict=True)))
@@ -249,6 +288,7 @@ class MiniEngine:
     def _loaded(self, request_id: str, failed_blocks: set[int], *, is_lost: bool) -> None:
         if request_id in self.leaving:
             self.leaving.pop(request_id)
+            failed_blocks.difference_update(self.manager.block_ids(request_id)[0])
             self.manager.free(request_id)
             return
         request = self.requests[request_id]
@@ -261,6 +301,7 @@ class MiniEngine:
             if first_bad:
                 request.num_computed_tokens = min(request.num_computed_tokens, first_bad[0] * BLOCK_TOKENS)
                 request.loaded_tokens = request.num_computed_tokens
+                failed_blocks.difference_update(first_table)
         if request.num_computed_tokens == 0:
             self.manager.free(request_id)  # as the engine does: it starts over, and asks again
             request.stage = "waiting"
@@ -303,10 +344,12 @@ class MiniEngine:
                 if end > done:
                     continue  # not full: this engine writes whole blocks only
                 block = table[index]
-                if block.is_null or kv.unit(block.block_id) != content(
-                    group, request.tokens[:end], kv.layout.unit_bytes
-                ):
-                    wrong.append(f"{request.request_id}: group {group}, block {index} of {done} tokens")
+                for rank, kvs in enumerate(self.ranks):
+                    right = self._content(rank, group, request.tokens[:end])
+                    if block.is_null or kvs[group].unit(block.block_id) != right:
+                        wrong.append(
+                            f"{request.request_id}: rank {rank}, group {group}, block {index} of {done} tokens"
+                        )
         return wrong
 
     def _compute(self, request: Request, first: int, last: int) -> None:
@@ -316,12 +359,18 @@ class MiniEngine:
         for group, kv, rule in self._groups():
             size, table = kv.layout.block_tokens, self.manager.tables[request.request_id][group]
             if isinstance(rule, StateAtBoundary):
-                self._write(kv, group, table[(last - 1) // size], request.tokens[:last])
+                self._write(group, table[(last - 1) // size], request.tokens[:last])
                 continue
             for index in range(first // size, last // size):
                 if not table[index].is_null:
-                    self._write(kv, group, table[index], request.tokens[: (index + 1) * size])
+                    self._write(group, table[index], request.tokens[: (index + 1) * size])
 
-    def _write(self, kv: KvMemory, group: int, block: Block, tokens: list[int]) -> None:
-        unit: U8 = np.frombuffer(content(group, tokens, kv.layout.unit_bytes), dtype=np.uint8)
-        kv.memory[kv.byte_places[block.block_id]] = unit
+    def _write(self, group: int, block: Block, tokens: list[int]) -> None:
+        for rank, kvs in enumerate(self.ranks):
+            unit: U8 = np.frombuffer(self._content(rank, group, tokens), dtype=np.uint8)
+            kvs[group].memory[kvs[group].byte_places[block.block_id]] = unit
+
+    def _content(self, rank: int, group: int, tokens: list[int]) -> bytes:
+        unit_bytes = self.ranks[rank][group].layout.unit_bytes
+        per_shard = self._ranks_per_shard[group] if self._ranks_per_shard else 1
+        return content(group, tokens, unit_bytes, rank // per_shard)

@@ -1,0 +1,64 @@
+"""Workers that are not alike do not share a holder: the rank that differs is named, and in what."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from meshfusion.host.connector.vllm.messages import WorkerFacts
+from meshfusion.host.connector.vllm.ranks import agreed_facts
+from meshfusion.host.kv.chunk_form import ChunkForm
+from meshfusion.host.kv.identity import Identity
+from meshfusion.host.kv.resume import GroupPlan, WholePrefix
+from meshfusion.host.path.block_layout import Runs
+from meshfusion.jbof.errors import UnsupportedError
+
+FORM = ChunkForm((GroupPlan(0, WholePrefix(), 16, 64),), (4096,), 2)
+
+
+def identity(**changes: Any) -> dict[str, Any]:
+    made = Identity(json.dumps({"weights": "w", "kv": {"layers": ["a", "b"]}, **changes}))
+    return {"identity": made.digest, "identity_json": made.canonical_json}
+
+
+ZERO = WorkerFacts(**identity(), form=FORM, hash_block_tokens=16, block_count=90, runs=Runs(4096, 4096))
+ONE = replace(ZERO, rank=1, runs=Runs(512, 4096), selftest_bytes=5)
+
+
+def test_where_memory_lies_may_differ_and_ranks_are_put_in_order() -> None:
+    assert agreed_facts({1: ONE, 0: ZERO}, 2) == (ZERO, ONE)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        (identity(weights="v"), "identity differs in weights"),
+        (identity(kv={"layers": ["a", "c"]}), r"identity differs in kv.layers\[1\]"),
+        ({"form": replace(FORM, unit_bytes=(2048,))}, "its form is"),
+        ({"hash_block_tokens": 8}, "its hash_block_tokens is 8, not 16"),
+        ({"block_count": 89}, "its block_count is 89, not 90"),
+        ({"access": "nvmeof"}, "its access is 'nvmeof', not 'local'"),
+        ({"rank": 0}, "it calls itself rank 0"),
+    ],
+)
+def test_what_differs_is_named(changes: dict[str, Any], named: str) -> None:
+    with pytest.raises(UnsupportedError, match=f"rank 1 is not like that of rank 0: {named}"):
+        agreed_facts({0: ZERO, 1: replace(ONE, **changes)}, 2)
+
+
+@pytest.mark.parametrize(
+    ("by_rank", "named"),
+    [
+        ({}, r"ranks \[0, 1\] have not"),
+        ({0: ZERO}, r"ranks \[1\] have not"),
+        ({1: ONE}, r"ranks \[0\] have not"),
+        ({0: ZERO, 1: object()}, r"ranks \[1\] have not"),
+        ({0: ZERO, 1: ONE, 2: replace(ONE, rank=2)}, "of 2 workers.* 3 answered"),
+    ],
+)
+def test_all_ranks_must_have_proven_theirs(by_rank: dict[int, object], named: str) -> None:
+    with pytest.raises(UnsupportedError, match=named):
+        agreed_facts(by_rank, 2)
