@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
 from meshfusion.host import pool_client
 from meshfusion.host.connector.lookups import Effect, Lookups, ReleaseLease, StartLoad
+from meshfusion.host.connector.path_gate import Gate, PathGate
 from meshfusion.host.connector.saves import Saves
 from meshfusion.host.connector.vllm import save_pipeline, scheduler
 from meshfusion.host.connector.vllm.load_pipeline import LoadPipeline
+from meshfusion.host.connector.vllm.messages import LoadOrder, RunWritten
 from meshfusion.host.connector.vllm.save_pipeline import SavePipeline
 from meshfusion.host.connector.vllm.scheduler import SchedulerSide
 from meshfusion.host.kv.chunk_form import ChunkForm
@@ -112,6 +115,30 @@ def _keeps_spare(*args: Any) -> ReservedRun:
     return reserved(*args)._replace(spare_grant_ids=())
 
 
+def _settles_early(self: SavePipeline, now_s: float, results: Sequence[RunWritten]) -> None:
+    for result in results:
+        if result.run_id in self._granted:
+            self._settle(now_s, [result])
+
+
+_units_of = LoadOrder.units_of
+
+
+def _units_of_first(self: LoadOrder, form: ChunkForm, rank: int) -> Any:
+    return _units_of(self, form, 0)
+
+
+_pipeline_of = LoadPipeline.__init__
+
+
+def _ends_with_first(self: LoadPipeline, client: Any, form: ChunkForm) -> None:
+    _pipeline_of(self, client, replace(form, rank_count=1, ranks_per_shard=()))
+
+
+def _opens_for_any(self: PathGate, now_s: float) -> Gate:
+    return Gate.OPEN if "" in self._problems else Gate.CLOSED
+
+
 MUTANTS: dict[str, Mutant] = {
     "promises whole prompts to hybrids": Mutant(
         ChunkForm, "may_end_with_prompt", property(lambda self: True), "another boundary|wrong KV read"
@@ -132,5 +159,11 @@ MUTANTS: dict[str, Mutant] = {
     "saves blocks that were given up": Mutant(SavePipeline, "_blocks_of", _with_nulls, "the null block was pinned"),
     "keeps places it will not use": Mutant(pool_client, "reserved", _keeps_spare, "a grant that nobody will use"),
     "never forgets what it stored": Mutant(Saves, "not_stored", lambda self, hashes: None, "a hit is lost"),
+    "settles a run when one rank has written": Mutant(
+        SavePipeline, "written", _settles_early, "wrong content was committed|not pinned|that is being written"
+    ),
+    "loads the first rank's shard on all": Mutant(LoadOrder, "units_of", _units_of_first, "wrong KV read"),
+    "ends a load when one rank has it": Mutant(LoadPipeline, "__init__", _ends_with_first, "lease of a load under way"),
+    "promises what one rank reaches": Mutant(PathGate, "look", _opens_for_any, "not what was promised"),
     "asks for no steps": Mutant(SchedulerSide, "has_work", property(lambda self: False), "held in the end"),
 }
