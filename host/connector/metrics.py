@@ -9,7 +9,7 @@ METRICS: dict[str, str] = {
     "lookups": "Lookups of a request's chunks in the pool",
     "lookup_hits": "Lookups answered with at least one chunk",
     "lookups_timed_out": "Lookups that did not answer within the deadline and counted as a miss",
-    "lookups_without_path": "Requests not matched because no worker had an open path to the data",
+    "lookups_without_path": "Requests not matched because a worker had no open path to the data",
     "promises_lost": "Promises whose lease the service no longer knew",
     "promises_too_old": "Promises given back because the request was not scheduled for too long",
     "loads_not_worth": "Hits not loaded because recomputing was estimated to be faster",

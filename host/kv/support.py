@@ -163,6 +163,7 @@ def refusals(
     _check_hashing(findings, vllm_config)
     _check_block_sizes(findings, vllm_config, kv_cache_config)
     _check_shared_layers(findings, vllm_config)
+    _check_ranks(findings, vllm_config)
     return tuple(findings.lines)
 
 
@@ -248,6 +249,12 @@ def _check_shared_layers(findings: _Findings, config: Any) -> None:
     shared = [name for name, layer in layers.items() if getattr(layer, "kv_sharing_target_layer_name", None)]
     if shared:
         findings.refuse(f"layers {shared} use the KV of other layers (cross-layer KV sharing)", _WITHOUT)
+
+
+def _check_ranks(findings: _Findings, config: Any) -> None:
+    ranks = findings.read(config, "parallel_config.tensor_parallel_size", "vllm_config")
+    if ranks is not _MISSING and not (isinstance(ranks, int) and ranks >= 1):
+        findings.refuse(f"vllm_config.parallel_config.tensor_parallel_size is {ranks!r}", "set it to a count of ranks")
 
 
 def served_rules(kv_cache_config: Any) -> tuple[ResumeRule, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshfusion.dpu.api import types as api
@@ -79,6 +79,7 @@ def right_reply(form: ChunkForm, boundary: int) -> api.MatchReply:
     return api.MatchReply("L", boundary, tuple(chunks))
 
 
+@settings(deadline=None)
 @given(FORMS, st.integers(1, 6), st.integers(0, 3))
 def test_every_needed_block_lies_where_its_chunk_says(form: ChunkForm, boundary: int, more: int) -> None:
     stored = stored_boundary(right_reply(form, boundary), asked(form, boundary + more), IDENTITY, form)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshfusion.dpu.api.types import Extent
@@ -75,6 +75,7 @@ def test_a_rank_with_nothing_to_write() -> None:
     assert not RunWrites(order, form, 0).is_empty
 
 
+@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(st.integers(ALONE, 3), st.lists(st.sampled_from([None, (), (b"d" * 8,)]), min_size=3, max_size=3)),

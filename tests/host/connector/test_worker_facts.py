@@ -35,8 +35,8 @@ def test_where_memory_lies_may_differ_and_ranks_are_put_in_order() -> None:
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        (identity(weights="v"), "identity differs in weights"),
-        (identity(kv={"layers": ["a", "c"]}), r"identity differs in kv.layers\[1\]"),
+        (identity(weights="v"), "its identity differs in weights"),
+        (identity(kv={"layers": ["a", "c"]}), r"its identity differs in kv.layers\[1\]"),
         ({"form": replace(FORM, unit_bytes=(2048,))}, "its form is"),
         ({"hash_block_tokens": 8}, "its hash_block_tokens is 8, not 16"),
         ({"block_count": 89}, "its block_count is 89, not 90"),

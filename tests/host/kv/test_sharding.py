@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshfusion.host.kv.chunk_form import ChunkForm
@@ -19,6 +19,7 @@ POWERS = st.sampled_from([1, 2, 4, 8])
 ATTENTION = st.sampled_from(["FullAttentionSpec", "MLAAttentionSpec", "SlidingWindowSpec"])
 
 
+@settings(deadline=None)
 @given(ATTENTION, st.none() | POWERS, POWERS)
 def test_as_the_engine_counts_its_replicas(name: str, shards: int | None, ranks: int) -> None:
     spec = make_spec(name, max_tp_shards=shards)
@@ -48,6 +49,7 @@ def test_an_engine_that_does_not_say() -> None:
     assert ranks_per_shard(MLAAttentionSpec(), 4) == 1
 
 
+@settings(deadline=None)
 @given(
     POWERS.flatmap(lambda ranks: st.tuples(st.just(ranks), st.sampled_from([n for n in (1, 2, 4, 8) if n <= ranks])))
 )
