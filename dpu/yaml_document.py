@@ -49,7 +49,14 @@ def read_yaml(path: Path) -> YamlDocument:
 
 def parse_yaml(text: str, name: str) -> YamlDocument:
     """Parse ``text``; ``name`` is what messages call it."""
-    loader = yaml.SafeLoader(text)
+    try:
+        loader = yaml.SafeLoader(text)
+    except yaml.reader.ReaderError as e:
+        where = f"{name}, line {text.count(chr(10), 0, e.position) + 1}"
+        raise ConfigError(
+            f"{where}: not valid YAML: the character U+{ord(text[e.position]):04X} is not allowed",
+            next_step="Remove it, or write it as an escape between double quotes.",
+        ) from e
     try:
         node = loader.get_single_node()
         if node is None:

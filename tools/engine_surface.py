@@ -11,6 +11,7 @@ import hashlib
 import json
 import re
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +44,8 @@ _WORTH_PARSING = re.compile(
     rf"|^(?:{'|'.join(_ALIASES)})\b",
     re.MULTILINE,
 )
+
+_ENTRY_BYTES_MAX = 16 << 20  # of one file of a wheel that is read: vLLM's largest module has less than 1 MiB
 
 Source = tuple[str, str]
 """A module's dotted name and its text."""
@@ -90,13 +93,16 @@ def compare(known: Surface, found: Surface) -> tuple[Difference, ...]:
 
 def read_wheel(wheel: Path) -> Surface:
     """The surface of the vLLM in ``wheel``. Raises :class:`MeshFusionError` when the file is no such wheel."""
+    if not wheel.is_file():  # a device may have no end
+        raise _not_vllm(wheel, "is not a file")
     try:
         with zipfile.ZipFile(wheel) as archive:
             surface = read_surface(_wheel_version(archive), _wheel_sources(archive))
-    except zipfile.BadZipFile as error:
+    except (zipfile.BadZipFile, EOFError, zlib.error) as error:
         raise _not_vllm(wheel, f"is not a wheel ({error})") from error
-    except (SyntaxError, UnicodeDecodeError) as error:
-        raise _not_vllm(wheel, f"has source that cannot be read by this Python ({error})") from error
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # as ast.parse says of deep nesting
+        why = str(error) or type(error).__name__
+        raise _not_vllm(wheel, f"has source that cannot be read by this Python ({why})") from error
     absent = [section for section, entries in surface.sections.items() if not entries]
     if absent:
         raise _not_vllm(wheel, f"has nothing of: {', '.join(absent)}")
@@ -145,7 +151,7 @@ def read_surface(version: str, sources: Iterator[Source]) -> Surface:
 def _wheel_version(archive: zipfile.ZipFile) -> str:
     for name in archive.namelist():
         if re.fullmatch(r"vllm[^/]*\.dist-info/METADATA", name):
-            found = re.search(r"^Version: (\S+)", archive.read(name).decode(), re.MULTILINE)
+            found = re.search(r"^Version: (\S+)", _text(archive, name), re.MULTILINE)
             if found:
                 return found[1]
     raise _not_vllm(Path(archive.filename or ""), "has no metadata of vLLM")
@@ -154,7 +160,18 @@ def _wheel_version(archive: zipfile.ZipFile) -> str:
 def _wheel_sources(archive: zipfile.ZipFile) -> Iterator[Source]:
     for name in sorted(archive.namelist()):
         if name.startswith("vllm/") and name.endswith(".py"):
-            yield _module_name(name), archive.read(name).decode()
+            yield _module_name(name), _text(archive, name)
+
+
+def _text(archive: zipfile.ZipFile, name: str) -> str:
+    """Of one entry. The archive says how long it is, and reading it gives no more than that."""
+    wheel, length_bytes = Path(archive.filename or ""), archive.getinfo(name).file_size
+    if length_bytes > _ENTRY_BYTES_MAX:
+        raise _not_vllm(wheel, f"has {name} of {length_bytes} bytes, and {_ENTRY_BYTES_MAX} are read at most")
+    try:
+        return archive.read(name).decode()
+    except RuntimeError as error:  # encrypted, or compressed in a way that zipfile cannot
+        raise _not_vllm(wheel, f"has {name}, which cannot be unpacked ({error})") from error
 
 
 def _folder_sources(package: Path) -> Iterator[Source]:

@@ -14,8 +14,8 @@ import click
 from pydantic.fields import FieldInfo
 
 from meshfusion.dpu.config_example import example_service_config
-from meshfusion.host.connector.config import ConnectorConfig, EmbeddedPool
-from meshfusion.host.connector.metrics import METRIC_PREFIX, METRICS
+from meshfusion.host.connector.config import Audit, ConnectorConfig, EmbeddedPool
+from meshfusion.host.connector.metrics import GAUGES, METRIC_PREFIX, METRICS
 from meshfusion.host.kv.versions import SUPPORTED_MINORS
 from meshfusion.tools.mfctl.main import EXIT_CODES_HELP, mfctl
 
@@ -58,9 +58,12 @@ def _connector_document() -> str:
         versions=" and ".join((", ".join(SUPPORTED_MINORS[:-1]), SUPPORTED_MINORS[-1])),
         example=json.dumps(CONNECTOR_EXAMPLE, indent=2),
     )
-    keys = "".join(_key_row("", name, field) for name, field in ConnectorConfig.model_fields.items())
+    whole = [(name, field) for name, field in ConnectorConfig.model_fields.items() if name != "audit"]
+    keys = "".join(_key_row("", name, field) for name, field in whole)
     keys += "".join(_key_row("pool.", name, field) for name, field in EmbeddedPool.model_fields.items())
+    keys += "".join(_key_row("audit.", name, field) for name, field in Audit.model_fields.items())
     metrics = "".join(f"| `{METRIC_PREFIX}{name}_total` | {text} |\n" for name, text in METRICS.items())
+    metrics += "".join(f"| `{METRIC_PREFIX}{name}` (gauge) | {text} |\n" for name, text in GAUGES.items())
     return (
         f"{header}\n## Keys\n\n| key | default | meaning |\n|---|---|---|\n{keys}"
         "\n## Metrics\n\nOn the engine's own Prometheus endpoint, with its labels; vLLM's log line shows the same "

@@ -97,10 +97,9 @@ def limit_tokens(rule: ResumeRule | None) -> int:
 def describe_model(model: Path) -> ModelKv:
     """Asks a child process, which takes some 20 to 60 seconds.
 
-    Raises :class:`MeshFusionError` when the engine cannot build the model, or does not answer in time.
+    Raises :class:`MeshFusionError` when there is no model, the engine cannot build it, or does not answer in time.
     """
-    if not (model / "config.json").is_file():
-        raise MeshFusionError(f"{model} has no config.json", next_step=_NEXT_STEP)
+    _check_config(model)
     with tempfile.TemporaryDirectory(prefix="mfctl-kinds-") as scratch:
         answer = Path(scratch) / "answer.json"
         command = [sys.executable, "-m", "meshfusion.tools.model_kv_child", str(model.resolve()), str(answer)]
@@ -120,6 +119,19 @@ def describe_model(model: Path) -> ModelKv:
     if "error" in body:
         raise MeshFusionError(f"the engine cannot build {model}: {body['error']}", next_step=_NEXT_STEP)
     return from_object(body)
+
+
+def _check_config(model: Path) -> None:
+    """What need not wait for a child process."""
+    config = model / "config.json"
+    if not config.is_file():
+        raise MeshFusionError(f"{model} has no config.json", next_step=_NEXT_STEP)
+    try:
+        body = json.loads(config.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise MeshFusionError(f"{config} is not JSON: {error}", next_step=_NEXT_STEP) from error
+    if not isinstance(body, dict):
+        raise MeshFusionError(f"{config} holds no object of settings", next_step=_NEXT_STEP)
 
 
 def from_object(body: dict[str, Any]) -> ModelKv:

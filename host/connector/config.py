@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from meshfusion.dpu.api.address import parse_address
-from meshfusion.host.path.probe import PathKind
+from meshfusion.host.path.path_kind import PathKind
 from meshfusion.jbof.config_problems import (
     ConfigProblem,
     ConfigProblemsError,
@@ -54,6 +54,12 @@ def _service_address(value: str) -> str:
     return value
 
 
+def _weights_name(value: str) -> str:
+    if not value.strip():
+        raise FieldValueError("is empty, and names nothing", "write a name that you change whenever the weights change")
+    return value
+
+
 SizeBytes = Annotated[int, BeforeValidator(parse_size_bytes)]
 
 
@@ -78,6 +84,13 @@ class WantedPath(enum.Enum):
         return None if self is WantedPath.AUTO else PathKind(self.value)
 
 
+class WantedLayout(enum.Enum):
+    """Who chooses how the engine's KV blocks lie in memory (:mod:`meshfusion.host.kv.layout_wish`)."""
+
+    AUTO = "auto"
+    ENGINE = "engine"
+
+
 class _Model(BaseModel):
     # Strict: "yes" is no bool and true is no size, so that a slip shows instead of being guessed at.
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -91,6 +104,25 @@ class EmbeddedPool(_Model):
     )
     size: SizeBytes = Field(default=4 << 30, ge=32 << 20, description="bytes on disk when it is made; default 4GiB")
     segment_size: SizeBytes = Field(default=64 << 20, ge=1 << 20, description="bytes of a segment; default 64MiB")
+
+
+class Audit(_Model):
+    """Shadow audit (:mod:`meshfusion.host.connector.audits`). Off unless it is asked for: each audited hit is computed
+    after all, and an alarm that is false would cost all hits."""
+
+    share: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="of hits, from 0 (none) to 1, that are computed all the same and compared with what is stored; for "
+        "example 0.001",
+    )
+    alarms_max: int = Field(
+        default=3,
+        ge=1,
+        description="after so many audits that found other KV than the engine computes, it serves no hits and saves "
+        "nothing until it is started anew",
+    )
 
 
 class ConnectorConfig(_Model):
@@ -114,10 +146,16 @@ class ConnectorConfig(_Model):
         description="what a target's key to the engine's memory opens on path rdma: region (all KV memory, until the "
         "path is closed) or command (one command's blocks, until it has ended; refused where a device cannot)",
     )
+    kv_layout: WantedLayout = Field(
+        default=WantedLayout.AUTO,
+        strict=False,
+        description="auto asks the engine to lay all layers of a block side by side, where its kernels take that with "
+        "pages as they are: fewer descriptors, the same chunks; engine leaves the layout to it",
+    )
     on_unsupported: OnUnsupported = Field(
         default=OnUnsupported.REFUSE, strict=False, description="refuse to start, or serve_without_cache, loudly"
     )
-    weights_id: str | None = Field(
+    weights_id: Annotated[str, AfterValidator(_weights_name)] | None = Field(
         default=None, description="a name you vouch for in place of the weights digest (dummy or remote weights)"
     )
     force_load_failure_policy: bool = Field(
@@ -140,6 +178,7 @@ class ConnectorConfig(_Model):
     load_always: bool = Field(
         default=False, description="load even when recomputing is estimated to be faster (for measurements)"
     )
+    audit: Audit = Field(default=Audit(), description="compare a share of hits with what is computed anew")
 
     @model_validator(mode="after")
     def _one_pool(self) -> ConnectorConfig:
@@ -189,4 +228,10 @@ def examine_connector_config(
         if not is_told and is_block and extra_config.get("direct_io") is False:
             field = ".".join(map(str, (*at, "path")))
             problems.append(ConfigProblem(field, *_BLOCK_CACHED, "block", document.line_of((*at, "path"))))
+        is_command = extra_config.get("key_scope") == KeyScope.COMMAND.value
+        others = {way.value for way in WantedPath} - {WantedPath.RDMA.value}
+        is_other = str(extra_config.get("path", WantedPath.AUTO.value)) in others
+        if not is_told and is_command and is_other and ("path",) not in misspelt(error, ConnectorConfig):
+            field = ".".join(map(str, (*at, "key_scope")))
+            problems.append(ConfigProblem(field, *_KEYS_ELSEWHERE, "command", document.line_of((*at, "key_scope"))))
         return None, tuple(problems)

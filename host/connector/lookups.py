@@ -54,7 +54,16 @@ class StartLoad(NamedTuple):
     refusal: str = ""
 
 
-Effect = StartMatch | ReleaseLease | StartLoad
+class StartAudit(NamedTuple):
+    """Admitted, to be computed from ``local_tokens`` on although ``stored`` is stored, which stays leased until
+    :meth:`Lookups.audit_ended`. May come again, after a preemption."""
+
+    request_id: str
+    local_tokens: int
+    stored: StoredBoundary
+
+
+Effect = StartMatch | ReleaseLease | StartLoad | StartAudit
 
 
 class Phase(enum.Enum):
@@ -62,6 +71,7 @@ class Phase(enum.Enum):
     PROMISED = "promised"
     MISSED = "missed"
     LOADING = "loading"
+    AUDITED = "audited"  # answered as a miss, to be compared with what is stored
     IDLE = "idle"  # admitted, or its promise was released: the next question starts a new lookup
 
 
@@ -92,6 +102,10 @@ class LookupOptions:
     early_lookups_max: int = 256
 
 
+def _is_never(request_id: str) -> bool:
+    return False
+
+
 class Lookups:
     """All requests of one scheduler. ``form``: the KV groups of its engine, and how they are cut into chunks."""
 
@@ -115,11 +129,17 @@ class Lookups:
         return [self._look(now_s, request_id, lookup)] if self._may_look_early() else []
 
     def query(
-        self, now_s: float, request_id: str, local_tokens: int, is_load_worth: Callable[[int, int], bool]
+        self,
+        now_s: float,
+        request_id: str,
+        local_tokens: int,
+        is_load_worth: Callable[[int, int], bool],
+        is_to_be_audited: Callable[[str], bool] = _is_never,
     ) -> tuple[int | None, list[Effect]]:
         """How many tokens beyond ``local_tokens`` can be loaded? None: ask again.
 
-        ``is_load_worth(tokens, bytes)`` decides once per promise whether loading beats recomputing (rule 8).
+        ``is_load_worth(tokens, bytes)`` decides once per promise whether loading beats recomputing (rule 8), and then
+        ``is_to_be_audited(request_id)`` whether what is stored shall be compared instead of loaded.
         """
         lookup = self._lookups.get(request_id)
         if lookup is None:
@@ -148,6 +168,9 @@ class Lookups:
                 effects = self._release(lookup)
                 lookup.phase = Phase.MISSED
                 return 0, effects
+            if is_to_be_audited(request_id):
+                lookup.phase = Phase.AUDITED
+                return 0, []
         return tokens, []
 
     def allocated(self, request_id: str, external_tokens: int, block_ids: Sequence[Sequence[int]]) -> list[Effect]:
@@ -159,6 +182,8 @@ class Lookups:
         if external_tokens == 0:
             if lookup is None or lookup.phase is Phase.LOADING:
                 return []  # also the second call, after an asynchronous load
+            if lookup.phase is Phase.AUDITED:
+                return [StartAudit(request_id, lookup.local_tokens, lookup.stored)]
             effects = self._release(lookup)
             lookup.phase = Phase.IDLE
             return effects
@@ -176,12 +201,13 @@ class Lookups:
         return [StartLoad(request_id, parts, load_bytes, lookup.stored)]
 
     def finished(self, request_id: str) -> list[Effect]:
-        """Finished, aborted or failed; also requests that were never scheduled. A load under way keeps its lease."""
+        """Finished, aborted or failed; also requests that were never scheduled. A load or an audit under way keeps its
+        lease."""
         lookup = self._lookups.get(request_id)
         if lookup is None:
             return []
         lookup.is_finished = True
-        if lookup.phase is Phase.LOADING:
+        if lookup.phase in (Phase.LOADING, Phase.AUDITED):
             return []
         del self._lookups[request_id]  # a late answer finds nobody and is released
         return self._release(lookup)
@@ -235,6 +261,17 @@ class Lookups:
             lookup.may_reuse = False
             lookup.stored = NOTHING_STORED  # they are known no longer to be stored: what is recomputed is worth saving
             self.counters["loads_failed"] += 1
+        if lookup.is_finished:
+            del self._lookups[request_id]
+        return effects
+
+    def audit_ended(self, request_id: str) -> list[Effect]:
+        """What is stored of this request has been compared, or never will be."""
+        lookup = self._lookups.get(request_id)
+        if lookup is None or lookup.phase is not Phase.AUDITED:
+            return []
+        effects = self._release(lookup)
+        lookup.phase = Phase.IDLE
         if lookup.is_finished:
             del self._lookups[request_id]
         return effects

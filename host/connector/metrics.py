@@ -2,7 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+from meshfusion.host.connector.off_note import WHY_OFF_TEXT
+from meshfusion.host.path.path_kind import PathKind
+
 METRIC_PREFIX = "vllm:meshfusion_"
+
+
+def _descriptors() -> Iterator[tuple[str, str]]:
+    """Their quotient says how well the engine's layout suits: see docs/paths.md."""
+    for kind in PathKind:
+        on = f"on path {kind.value}"
+        piece = "pieces of KV memory, each with its place on the medium"
+        yield f"load_descriptors_{kind.value}", f"Descriptors ({piece}) of loads that came whole {on}"
+        yield f"load_chunks_{kind.value}", f"Chunks, or parts of one, of these loads {on}"
+        yield f"save_descriptors_{kind.value}", f"Descriptors ({piece}) of chunks written {on}"
+        yield f"save_chunks_{kind.value}", f"Chunks written {on}, whatever the service said to them"
+
 
 # Name -> what it counts.
 METRICS: dict[str, str] = {
@@ -33,4 +50,20 @@ METRICS: dict[str, str] = {
     "saved_bytes": "Bytes written to the pool",
     "chunks_committed": "Chunks made visible to other engines",
     "commits_refused": "Chunks written but refused by the service (their grant had expired, or the service restarted)",
+    **dict(_descriptors()),
+    **{
+        f"without_cache_{why.value}": f"1 where an engine serves without its cache: {t}"
+        for why, t in WHY_OFF_TEXT.items()
+    },
+    "audits_started": "Hits answered as misses, to compare what is stored with what is computed",
+    "audits_without_verdict": "Audits that came to nothing: the request ended, or blocks could not be had or read",
+    "audited_blocks": "Blocks compared with what was computed anew",
+    "audit_alarms": "Audits that found a block that differs by more than the engine varies",
+    "lookups_distrusted": "Requests not matched because of too many audit alarms",
+}
+
+# Name -> what it measures. They only rise, so that what is added adds up as with counts.
+GAUGES: dict[str, str] = {
+    "audit_drift_max": "Largest difference of stored and computed KV so far, as a part of the largest number of a page",
+    "audit_variation_max": "Likewise of two computations of the same KV: what this engine varies by itself",
 }

@@ -6,9 +6,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from meshfusion.dpu.api.limits import MAX_KEYS_PER_MATCH
 from meshfusion.dpu.api.types import ShardSize
 from meshfusion.host.kv.group_layout import GroupLayout
 from meshfusion.host.kv.resume import GroupPlan, ResumeRule, StateAtBoundary, WholePrefix
+from meshfusion.jbof.errors import UnsupportedError
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +60,10 @@ class ChunkForm:
         return len(self.plans) == 1 and self.may_end_with_prompt
 
     def boundary_max(self, token_count: int) -> int:
-        """The last boundary, in chunks, at which a request of ``token_count`` tokens may resume."""
-        return (token_count if self.may_end_with_prompt else max(0, token_count - 1)) // self.chunk_tokens
+        """The last boundary, in chunks, at which a request of ``token_count`` tokens may resume, among those that one
+        lookup can ask for: of a very long prompt the first ones, since one that asks for more is refused whole."""
+        last = (token_count if self.may_end_with_prompt else max(0, token_count - 1)) // self.chunk_tokens
+        return min(last, MAX_KEYS_PER_MATCH // len(self.plans))
 
     def shard_count(self, group: int) -> int:
         """Shards of each of the group's chunks."""
@@ -97,6 +101,8 @@ def form_of(
     Chunks are as short as the groups' blocks allow together, but for whole prefixes of which a shard would have less
     than ``chunk_min_bytes``. Where a group has states they stay short: an engine keeps states at few places, and a
     place in the middle of a chunk could not be resumed at.
+
+    Raises :class:`~meshfusion.jbof.errors.UnsupportedError` when no group has anything that a later token reads.
     """
     step_tokens = math.lcm(*(layout.block_tokens for layout in layouts))
     steps = 1
@@ -110,5 +116,10 @@ def form_of(
         GroupPlan(layout.group, rule, layout.block_tokens, step_tokens * steps)
         for layout, rule in zip(layouts, rules, strict=True)
     )
+    if not any(plan.kept_blocks_max for plan in plans):
+        raise UnsupportedError(
+            "no token reads the KV of tokens before it: nothing of this model is worth storing",
+            next_step="start the engine without this connector",
+        )
     unit_bytes = tuple(layout.unit_bytes for layout in layouts)
     return ChunkForm(plans, unit_bytes, rank_count, tuple(ranks_per_shard))

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from meshfusion.dpu.api.limits import MAX_GROUPS
 from meshfusion.host.kv.classify import PLAIN_CACHE_DTYPES, group_refusals, served_rule
 from meshfusion.host.kv.identity import installed_engine_version
 from meshfusion.host.kv.layout import layer_specs
@@ -195,6 +196,8 @@ def _check_groups(findings: _Findings, config: Any) -> None:
         return
     if not groups:
         findings.refuse("the engine keeps no KV", _WITHOUT)
+    if len(groups) > MAX_GROUPS:
+        findings.refuse(f"the engine has {len(groups)} KV groups and the service knows {MAX_GROUPS} at most", _WITHOUT)
     for index, group in enumerate(groups):
         label = f"kv_cache_groups[{index}]"
         found = group_refusals(group)

@@ -30,6 +30,7 @@ from meshfusion.host.path.cpus import Cpus
 from meshfusion.host.path.data_path import DataPath
 from meshfusion.host.path.late_writes import fate_of_write
 from meshfusion.host.path.load_job import LoadJob, UnitFailure
+from meshfusion.host.path.path_kind import PathKind
 from meshfusion.host.path.proof import IsDigestRight, outcomes_of
 from meshfusion.host.path.shards import ShardWrite
 from meshfusion.host.path.spans import GAP_PARTS, Span
@@ -72,7 +73,15 @@ def block_path(
     unit_bytes = [layout.unit_bytes for layout in layouts]
     read_lbas = max(unit_lba_count(max(unit_bytes)), read_bytes // lba_bytes)
     medium = BlockMedium(data, memory, tuple(layouts), kernels, read_lbas, max_units, is_digest_right)
-    return DataPath(medium, unit_bytes=unit_bytes, lba_bytes=lba_bytes, load_threads=load_threads, cpus=cpus)
+    return DataPath(
+        medium,
+        kind=PathKind.BLOCK,
+        unit_bytes=unit_bytes,
+        unit_runs=[layout.run_count for layout in layouts],
+        lba_bytes=lba_bytes,
+        load_threads=load_threads,
+        cpus=cpus,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from typing import TypeVar
 from meshfusion.host.path.cpus import Cpus, use_cpus
 from meshfusion.host.path.load_job import LoadJob, UnitFailure, UnitRead
 from meshfusion.host.path.medium import Loader, Medium, Saver, WriteInDoubtError
+from meshfusion.host.path.path_kind import PathKind
 from meshfusion.host.path.shards import ShardWrite, ShardWritten, WriteFate
 from meshfusion.host.path.spans import Span, spans_of
 from meshfusion.jbof.errors import MeshFusionError
@@ -34,7 +35,8 @@ class PathCounters:
 
 
 class DataPath:
-    """Moves units for one worker, of ``unit_bytes`` for each KV group. It owns ``medium`` from now on.
+    """Moves units for one worker, of ``unit_bytes`` in ``unit_runs`` pieces of memory for each KV group. It owns
+    ``medium`` from now on, a way of ``kind``.
 
     ``close`` ends its threads; queued saves are then reported as failed, queued loads as abandoned. ``cpus``: where
     the threads run (None: where their maker does).
@@ -44,13 +46,17 @@ class DataPath:
         self,
         medium: Medium,
         *,
+        kind: PathKind,
         unit_bytes: Sequence[int],
+        unit_runs: Sequence[int],
         lba_bytes: int,
         load_threads: int,
         cpus: Cpus | None = None,
     ) -> None:
         self._medium = medium
+        self.kind = kind
         self._unit_bytes = tuple(unit_bytes)
+        self._unit_runs = tuple(unit_runs)
         self._lba_bytes = lba_bytes
         self._cpus = cpus
         self._spans: queue.SimpleQueue[tuple[LoadJob, Span] | None] = queue.SimpleQueue()
@@ -78,7 +84,8 @@ class DataPath:
         """
         now_s = time.monotonic()
         try:
-            job = LoadJob(units, now_s + abandon_after_s, now_s, self._medium.produced())
+            cleared = self._medium.produced()
+            job = LoadJob(units, now_s + abandon_after_s, now_s, cleared, path=self.kind.value)
         except MeshFusionError as error:
             job = LoadJob(units, now_s + abandon_after_s, now_s)
             job.abandon(error.message)
@@ -124,7 +131,7 @@ class DataPath:
         with self.counters.lock:
             self.counters.loaded_bytes += self._unit_bytes[span.group] * sum(outcome is None for outcome in outcomes)
             self.counters.mismatches += sum(outcome is not None and outcome.is_mismatch for outcome in outcomes)
-        job.done(indexes, outcomes)
+        job.done(indexes, outcomes, descriptors=self._unit_runs[span.group] * span.unit_count)
 
     # ---- saves ---------------------------------------------------------------------------------------------------
 
@@ -192,7 +199,9 @@ class DataPath:
             return _failed(write, repr(error))
         with self.counters.lock:
             self.counters.saved_bytes += self._unit_bytes[write.header.group] * len(digests)
-        return ShardWritten(write.save_id, digests)
+        return ShardWritten(
+            write.save_id, digests, descriptors=self._unit_runs[write.header.group] * len(write.block_ids)
+        )
 
     # ---- the threads ---------------------------------------------------------------------------------------------
 

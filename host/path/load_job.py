@@ -33,9 +33,13 @@ class UnitFailure:
 
 @dataclass(frozen=True, slots=True)
 class LoadResult:
+    """``descriptors``: how many it took on ``path``, pieces of KV memory with their place on the medium."""
+
     load_bytes: int
     seconds: float
     failures: tuple[UnitFailure, ...]
+    path: str = ""
+    descriptors: int = 0
 
 
 class LoadJob:
@@ -47,7 +51,13 @@ class LoadJob:
     """
 
     def __init__(
-        self, units: Sequence[UnitRead], deadline_s: float, now_s: float, cleared: Produced = ALREADY_PRODUCED
+        self,
+        units: Sequence[UnitRead],
+        deadline_s: float,
+        now_s: float,
+        cleared: Produced = ALREADY_PRODUCED,
+        *,
+        path: str = "",
     ) -> None:
         self.units = tuple(units)
         self.deadline_s = deadline_s
@@ -59,6 +69,8 @@ class LoadJob:
         self._writing = 0
         self._abandoned_why = ""
         self._failures: list[UnitFailure] = []
+        self._path = path
+        self._descriptors = 0
 
     def result(self, now_s: float) -> LoadResult | None:
         """The outcome, or None while it runs or may still write. Never waits.
@@ -75,7 +87,8 @@ class LoadJob:
             if self._open:
                 return None
             total = sum(unit.unit_bytes for unit in self.units)
-            return LoadResult(total, self._finished_s - self._started_s, tuple(self._failures))
+            seconds = self._finished_s - self._started_s
+            return LoadResult(total, seconds, tuple(self._failures), self._path, self._descriptors)
 
     def abandon(self, reason: str) -> None:
         """No more writing begins from here on; what is being written ends before the outcome is told."""
@@ -113,11 +126,12 @@ class LoadJob:
         reason = self._abandoned_why or "its outcome was told"
         return [UnitFailure(first + i, False, reason) for i in range(unit_count)]
 
-    def done(self, indexes: range, outcomes: Sequence[UnitFailure | None]) -> None:
-        """The outcomes of some units; ignored once the load's outcome was told."""
+    def done(self, indexes: range, outcomes: Sequence[UnitFailure | None], *, descriptors: int = 0) -> None:
+        """The outcomes of some units, and what they took; ignored once the load's outcome was told."""
         with self._lock:
             if not self._open:
                 return
+            self._descriptors += descriptors
             for index, failure in zip(indexes, outcomes, strict=True):
                 if index in self._open:
                     self._open.discard(index)

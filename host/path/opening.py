@@ -18,11 +18,11 @@ from meshfusion.host.memory.kv_memory import KvMemory
 from meshfusion.host.path.block import block_path
 from meshfusion.host.path.cpus import Cpus
 from meshfusion.host.path.data_path import DataPath
+from meshfusion.host.path.path_kind import PathKind
 from meshfusion.host.path.probe import (
     DEVICE_MEMORY_PREFERENCE,
     HOST_MEMORY_PREFERENCE,
     KvTarget,
-    PathKind,
     choose,
     look_for_rdma,
     report_paths,

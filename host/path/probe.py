@@ -6,7 +6,6 @@ the same. What is asked for by name is taken or refused: there is no falling bac
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,18 +14,10 @@ from typing import Final
 from meshfusion.host.kv.group_layout import GroupLayout
 from meshfusion.host.memory.kv_memory import MemoryPlace
 from meshfusion.host.path.block_layout import OpenedData, check_block_layout, check_direct, check_patience
+from meshfusion.host.path.path_kind import PathKind
 from meshfusion.jbof.errors import MeshFusionError, UnsupportedError
 from meshfusion.jbof.media.fabrics import longest_wait_s
 from meshfusion.jbof.nvme.verbs_names import load_verbs
-
-
-class PathKind(enum.Enum):
-    """``rdma``: :mod:`meshfusion.host.path.rdma`; ``block`` and ``staged`` likewise."""
-
-    RDMA = "rdma"
-    BLOCK = "block"
-    STAGED = "staged"
-
 
 HOST_MEMORY_PREFERENCE: Final = (PathKind.STAGED, PathKind.BLOCK, PathKind.RDMA)
 """For KV memory of the host: what opens here is read here, and staged.

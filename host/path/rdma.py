@@ -23,6 +23,7 @@ from meshfusion.host.path.cpus import Cpus
 from meshfusion.host.path.data_path import DataPath
 from meshfusion.host.path.load_job import LoadJob, UnitFailure, UnitRead
 from meshfusion.host.path.medium import WriteInDoubtError
+from meshfusion.host.path.path_kind import PathKind
 from meshfusion.host.path.proof import IsDigestRight, outcomes_of
 from meshfusion.host.path.shards import ShardWrite
 from meshfusion.host.path.spans import Span
@@ -85,7 +86,15 @@ def rdma_path(
         initiator.close(timeout_s=0.0)
         raise
     unit_bytes = [layout.unit_bytes for layout in layouts]
-    return DataPath(medium, unit_bytes=unit_bytes, lba_bytes=lba_bytes, load_threads=load_threads, cpus=cpus)
+    return DataPath(
+        medium,
+        kind=PathKind.RDMA,
+        unit_bytes=unit_bytes,
+        unit_runs=[layout.run_count for layout in layouts],
+        lba_bytes=lba_bytes,
+        load_threads=load_threads,
+        cpus=cpus,
+    )
 
 
 def check_layout(layout: GroupLayout, lba_bytes: int, max_descriptors: int) -> None:

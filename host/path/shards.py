@@ -36,12 +36,14 @@ class WriteFate(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ShardWritten:
-    """``unit_digests`` unless the write failed or its fate is unknown."""
+    """``unit_digests`` unless the write failed or its fate is unknown; ``descriptors``: pieces of KV memory, each with
+    its place on the medium, that it took."""
 
     save_id: tuple[int, int]
     unit_digests: tuple[bytes, ...] | None
     reason: str = ""
     fate: WriteFate = WriteFate.DURABLE
+    descriptors: int = 0
 
     def __post_init__(self) -> None:
         assert (self.unit_digests is not None) == (self.fate is WriteFate.DURABLE)

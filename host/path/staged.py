@@ -27,6 +27,7 @@ from meshfusion.host.path.cpus import Cpus
 from meshfusion.host.path.data_path import DataPath
 from meshfusion.host.path.late_writes import fate_of_write
 from meshfusion.host.path.load_job import LoadJob, UnitFailure, UnitRead
+from meshfusion.host.path.path_kind import PathKind
 from meshfusion.host.path.proof import IsDigestRight, outcomes_of
 from meshfusion.host.path.shards import ShardWrite
 from meshfusion.host.path.spans import Span
@@ -88,7 +89,15 @@ def staged_path_to(
     unit_bytes = [layout.unit_bytes for layout in layouts]
     part_lbas = max(-(-max(unit_bytes) // lba_bytes), read_bytes // memory.load_depth // lba_bytes)
     medium = StagedMedium(data, memory, tuple(layouts), lba_bytes, part_lbas, write_bytes, is_digest_right)
-    return DataPath(medium, unit_bytes=unit_bytes, lba_bytes=lba_bytes, load_threads=load_threads, cpus=cpus)
+    return DataPath(
+        medium,
+        kind=PathKind.STAGED,
+        unit_bytes=unit_bytes,
+        unit_runs=[layout.run_count for layout in layouts],
+        lba_bytes=lba_bytes,
+        load_threads=load_threads,
+        cpus=cpus,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from meshfusion.dpu.api.types import Attachment
 from meshfusion.host.path.block_layout import Runs, check_patience, check_runs, look_at_data
-from meshfusion.host.path.probe import PathKind
+from meshfusion.host.path.path_kind import PathKind
 from meshfusion.jbof.errors import UnsupportedError
 from meshfusion.jbof.media.faults import DataFileError
 

@@ -269,6 +269,8 @@ def test_duplicate_keys_are_told(tmp_path: Path) -> None:
         ("a: !!python/object:os.system x", "line 1.*could not determine a constructor"),
         ("a: 2026-99-99", "not valid YAML"),
         ("{[1]: 2}", "line 1.*unhashable"),
+        ("listen: x\npool: \0", r"line 2: not valid YAML: the character U\+0000"),
+        ("\x1b[0m", r"line 1: not valid YAML: the character U\+001B"),
     ],
 )
 def test_what_is_no_mapping_or_no_yaml(tmp_path: Path, text: str, message: str) -> None:

@@ -10,6 +10,12 @@ from meshfusion.dpu.pool_inspect import open_for_reading
 from meshfusion.jbof.format import LBA_BYTES
 
 
+def all_chunks(pool: Path) -> list[ChunkRecord]:
+    """Every chunk of every KV group in ``pool``, which may be in use."""
+    with open_for_reading(pool) as (_, _, index):
+        return list(index.chunks_after(b"", 10_000))
+
+
 def chunks_of(pool: Path, token_count: int) -> list[ChunkRecord]:
     """The chunks of the one prompt in ``pool`` that has exactly ``token_count`` tokens in whole chunks, in order.
 

@@ -128,6 +128,16 @@ class Engine:
             time.sleep(0.005)
         return True
 
+    def preempt(self) -> bool:
+        """Preempt all that runs, and empty the engine's own prefix cache where that can be.
+
+        False: it stays, since blocks of it are being loaded or saved. The connector hears nothing of either.
+        """
+        try:
+            return bool(self._llm.reset_prefix_cache(reset_running_requests=True, reset_connector=False))
+        except RuntimeError:  # raised once everything has been preempted
+            return False
+
     # ---- looking in ----------------------------------------------------------------------------------------------
 
     @property
@@ -148,6 +158,14 @@ class Engine:
         side = self._scheduler.connector.scheduler_side
         side._take_events()  # an idle engine makes no steps, and so does not see how the last commits ended
         return dict(side.counts())
+
+    def metrics(self) -> dict[str, float]:
+        """The connector's counters that have risen, as Prometheus sees them."""
+        found = ((metric.name, getattr(metric, "value", 0)) for metric in self._llm.get_metrics())
+        return {name: value for name, value in found if name.startswith("vllm:meshfusion_") and value}
+
+    def measures(self) -> dict[str, float]:
+        return dict(self._scheduler.connector.scheduler_side.measures())
 
     def pool_status(self) -> dict[str, Any]:
         status = self._scheduler.connector._service.status(deadline_s=5.0)
@@ -245,8 +263,13 @@ def _sampling(max_tokens: int) -> Any:
 
 def _answer(output: Any) -> dict[str, Any]:
     (completion,) = output.outputs
-    logprobs = [{token: entry.logprob for token, entry in at.items()} for at in completion.logprobs]
-    return {"tokens": list(completion.token_ids), "logprobs": logprobs, "cached": output.num_cached_tokens}
+    logprobs = [{token: entry.logprob for token, entry in at.items()} for at in completion.logprobs or ()]
+    return {
+        "tokens": list(completion.token_ids),
+        "logprobs": logprobs,
+        "cached": output.num_cached_tokens,
+        "ended": completion.finish_reason,
+    }
 
 
 def _message(error: BaseException) -> str:

@@ -42,4 +42,17 @@ def _mamba2() -> None:
     MambaMixer2.get_kv_cache_spec = without_checkpoints
 
 
-_FIXES = {"mamba2": _mamba2}
+def _block_outermost() -> None:
+    """vLLM 0.30 to 0.32 on CPU: let its attention take blocks outermost, too.
+
+    It declares layers outermost alone, although its kernels go by the strides of what they are given and only need a
+    page whose heads are outermost. No machine without a GPU has another way to see an engine's attention that way.
+    """
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+    from vllm.v1.kv_cache_interface import KVCacheLayout
+
+    layouts = (KVCacheLayout.LBHNC, KVCacheLayout.BLHNC)
+    CPUAttentionBackend.supported_kv_cache_layouts = classmethod(lambda cls: layouts)
+
+
+_FIXES = {"mamba2": _mamba2, "block_outermost": _block_outermost}

@@ -33,16 +33,18 @@ LOGPROB_TOLERANCE = 2e-3
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """``logprobs``: of the likeliest tokens at each position. ``cached``: prompt tokens that were not recomputed."""
+    """``logprobs``: of the likeliest tokens at each position. ``cached``: prompt tokens that were not recomputed.
+    ``ended``: why, as the engine tells its user."""
 
     tokens: tuple[int, ...]
     logprobs: tuple[dict[int, float], ...]
     cached: int
+    ended: str
 
     @classmethod
     def from_json(cls, reply: dict[str, Any]) -> Answer:
         logprobs = tuple({int(token): value for token, value in at.items()} for at in reply["logprobs"])
-        return cls(tuple(reply["tokens"]), logprobs, reply["cached"])
+        return cls(tuple(reply["tokens"]), logprobs, reply["cached"], reply["ended"])
 
     def distance(self, other: Answer) -> float:
         """The largest difference of a token's log-probability, over the positions up to the first other token.

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -36,32 +35,18 @@ LLAMA: dict[str, Any] = {
     # Four times the usual: with 0.02 the logits hardly depend on attention, and wrong KV would go unnoticed.
     "initializer_range": 0.08,
 }
-GEMMA3: dict[str, Any] = {
-    **_COMMON,
-    "architectures": ["Gemma3ForCausalLM"],
-    "model_type": "gemma3_text",
-    "dtype": "float32",
-    "rms_norm_eps": 1e-5,
-    "num_hidden_layers": 6,
-    "hidden_activation": "gelu_pytorch_tanh",
-    "rope_theta": 1e6,
-    "rope_local_base_freq": 1e4,
-    "sliding_window": 512,
-    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
-    "query_pre_attn_scalar": 64,
-}
 SEEDS = {"llama": 0, "llama-other-weights": 1}
 RECIPE = 1  # raise it when something here changes what is made
 
 
 def make_models(cache: Path) -> dict[str, Path]:
-    """The models by name: ``llama``, ``llama-other-weights`` (same shape) and ``hybrid`` (a config without weights)."""
+    """The models by name: ``llama`` and ``llama-other-weights`` (same shape)."""
     folder = cache / f"e2e-models-{RECIPE}"
     if not folder.is_dir():
         # In a process of its own: torch and transformers stay out of the test process.
         command = [sys.executable, "-m", "tests.e2e.models", str(folder)]
         subprocess.run(command, cwd=Path(__file__).parents[2], check=True, timeout=120, capture_output=True)
-    return {name: folder / name for name in (*SEEDS, "hybrid")}
+    return {name: folder / name for name in SEEDS}
 
 
 def _make(folder: Path) -> None:
@@ -72,8 +57,6 @@ def _make(folder: Path) -> None:
     for name, seed in SEEDS.items():
         torch.manual_seed(seed)
         LlamaForCausalLM(LlamaConfig(**LLAMA)).to(torch.bfloat16).save_pretrained(building / name)
-    (building / "hybrid").mkdir()
-    (building / "hybrid" / "config.json").write_text(json.dumps(GEMMA3))
     try:
         building.rename(folder)
     except OSError:  # another run made them meanwhile

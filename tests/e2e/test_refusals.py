@@ -12,8 +12,11 @@ from typing import Any
 import pytest
 
 from meshfusion.dpu.pool import Pool
+from meshfusion.host.path.flexpath.run_dir import ENVIRONMENT as RUN_DIR
+from meshfusion.tools.mfctl.engines_off import check_engines
 from tests.e2e.conftest import Prompts
-from tests.e2e.harness import EngineProcess, Engines, Reference, assert_same, embedded, engines_in
+from tests.e2e.harness import ROOT, EngineProcess, Engines, Reference, assert_same, embedded, engines_in
+from tests.e2e.hybrid_models import HYBRID_MODELS, make_hybrid_models
 
 
 @pytest.fixture(scope="module")
@@ -37,12 +40,12 @@ def test_a_load_failure_policy_that_fails_requests(process: EngineProcess, model
     assert not (tmp_path / "pool").exists()
 
 
-def test_a_model_with_several_kinds_of_attention(
-    process: EngineProcess, models: dict[str, Path], tmp_path: Path
-) -> None:
-    text = refusal(process, models["hybrid"], embedded(tmp_path / "pool"), load_format="dummy")
-    assert "KV groups (hybrid attention) and one is served so far" in text
-    assert "SlidingWindowSpec" in text
+def test_a_kind_of_kv_that_is_not_served(process: EngineProcess, tmp_path: Path) -> None:
+    model = HYBRID_MODELS["mamba2"]
+    folder = make_hybrid_models(ROOT / ".cache", [model.name])[model.name]
+    text = refusal(process, folder, embedded(tmp_path / "pool"), **model.options)
+    assert "kv_cache_groups[0]: MambaSpec.num_prefill_checkpoint_blocks is 1, snapshots from within a step" in text
+    assert not (tmp_path / "pool").exists()
 
 
 def test_dummy_weights_have_no_identity(process: EngineProcess, model: Path, tmp_path: Path) -> None:
@@ -178,28 +181,38 @@ def test_serving_without_the_cache(
 ) -> None:
     """Where the user asked for it: it starts, says so loudly, answers right, and caches nothing."""
     connector = {**embedded(tmp_path / "pool"), "on_unsupported": "serve_without_cache"}
-    engine = engines.start(model, connector, transfer={"kv_load_failure_policy": "fail"})
+    folder = tmp_path / "run"
+    engine = engines.start(
+        model, connector, transfer={"kv_load_failure_policy": "fail"}, environment={RUN_DIR: str(folder)}
+    )
     for _ in range(2):
         answer = engine.answer(prompts.aligned)
         assert answer.cached == 0
         assert_same(answer, reference.answer(prompts.aligned))
         assert engine.call("reset")
+    assert engine.call("metrics") == {"vllm:meshfusion_without_cache_engine": 1}
+    (finding,) = check_engines(folder)
+    assert finding.check == f"engine {engine.process.pid}"
+    assert "kv_load_failure_policy" in finding.cause
     engine.close()
+    assert list(folder.iterdir()) == [], "an engine that has ended is not shown"
     assert "MeshFusion is OFF for this engine, nothing is cached" in engine.words()
     assert not (tmp_path / "pool").exists()
 
 
 def test_serving_without_the_cache_where_the_path_is_impossible(
-    engines: Engines, model: Path, in_memory: Path, prompts: Prompts, reference: Reference
+    engines: Engines, model: Path, in_memory: Path, prompts: Prompts, reference: Reference, tmp_path: Path
 ) -> None:
     """It shows only when the pool is attached: that is given back."""
     connector = {**embedded(in_memory / "pool"), "path": "block", "on_unsupported": "serve_without_cache"}
-    engine = engines.start(model, connector)
+    engine = engines.start(model, connector, environment={RUN_DIR: str(tmp_path)})
     for _ in range(2):
         answer = engine.answer(prompts.aligned)
         assert answer.cached == 0
         assert_same(answer, reference.answer(prompts.aligned))
         assert engine.call("reset")
+    (finding,) = check_engines(tmp_path)
+    assert finding.cause.startswith("runs without its cache (path): the block path is asked for and not possible")
     with Pool.open(in_memory / "pool") as pool:
         assert pool.status(deadline_s=5.0).committed_chunk_count == 0
     engine.close()

@@ -7,6 +7,8 @@ from typing import Any
 
 import vllm.utils.cpu_resource_utils
 
+from meshfusion.host.connector import path_gate
+from meshfusion.host.connector.vllm import scheduler
 from meshfusion.host.path.rdma import RdmaMedium
 from meshfusion.jbof.nvme.memory import RegionPart
 from tests.e2e import engine_child
@@ -22,8 +24,8 @@ def watch() -> None:
 
 
 def _watch(name: str, parts_of: Any) -> None:
-    def watched(medium: RdmaMedium, block_id: int) -> list[RegionPart]:
-        parts: list[RegionPart] = parts_of(medium, block_id)
+    def watched(medium: RdmaMedium, group: int, block_id: int) -> list[RegionPart]:
+        parts: list[RegionPart] = parts_of(medium, group, block_id)
         start = medium.memory.place.address
         end = start + medium.memory.place.length_bytes
         for part in parts:
@@ -34,6 +36,14 @@ def _watch(name: str, parts_of: Any) -> None:
     setattr(RdmaMedium, name, watched)
 
 
+class PatientGate(path_gate.PathGate):
+    """Connecting takes seconds here, beside an engine that asks all the time: each reading of the clock is a system
+    call."""
+
+    def __init__(self) -> None:
+        super().__init__(patience_s=30.0)
+
+
 class Engine(engine_child.Engine):
     def moved(self) -> dict[str, int]:
         return MOVED
@@ -42,5 +52,6 @@ class Engine(engine_child.Engine):
 if __name__ == "__main__":
     vllm.utils.cpu_resource_utils.get_memory_affinity = lambda pid=0: [0]
     watch()
+    vars(scheduler)["PathGate"] = PatientGate
     engine_child.Engine = Engine  # type: ignore[misc]
     engine_child.main(int(sys.argv[1]))

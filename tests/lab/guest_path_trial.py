@@ -20,7 +20,7 @@ from meshfusion.host.memory.host_memory import HostKvMemory
 from meshfusion.host.path.flexpath.page import decode_page, page_name
 from meshfusion.host.path.load_job import UnitRead
 from meshfusion.host.path.opening import PathOpener
-from meshfusion.host.path.probe import PathKind
+from meshfusion.host.path.path_kind import PathKind
 from meshfusion.jbof.digest import load_kernels
 from meshfusion.tools.lab.guest_setup.block import MemoryDevice, make_memory_device, remove_devices
 from meshfusion.tools.lab.guest_setup.links import RdmaPath, cut_path, restore_path, soft_roce_paths

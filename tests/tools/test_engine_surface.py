@@ -149,6 +149,43 @@ def test_a_file_that_is_no_archive_is_refused(tmp_path: Path) -> None:
         read_wheel(tmp_path / "a.whl")
 
 
+def test_what_is_no_file_is_refused() -> None:
+    with pytest.raises(MeshFusionError, match="is not a file"):
+        read_wheel(Path("/dev/zero"))
+
+
+def test_an_entry_that_unpacks_to_more_than_a_module_is_refused_unread(tmp_path: Path) -> None:
+    long = "# " + "-" * (17 << 20)
+    with pytest.raises(MeshFusionError, match=r"has vllm/long\.py of 17825794 bytes"):
+        read_wheel(write_wheel(tmp_path / "a.whl", {**MODULES, "vllm/long.py": long}))
+
+
+def test_source_nested_deeper_than_the_parser_goes_is_refused(tmp_path: Path) -> None:
+    deep = "class DeepSpec(KVCacheSpec): ...\nx = " + "-" * 200_000 + "1\n"
+    with pytest.raises(MeshFusionError, match="cannot be read by this Python"):
+        read_wheel(write_wheel(tmp_path / "a.whl", {**MODULES, "vllm/deep.py": deep}))
+
+
+@pytest.mark.parametrize(
+    ("central_at", "local_at", "value", "expected"),
+    [(8, 6, b"\x01\x00", "is encrypted"), (10, 8, b"\x4d\x00", "compression method is not supported")],
+    ids=["encrypted", "compressed-otherwise"],
+)
+def test_entries_that_cannot_be_unpacked_are_named(
+    tmp_path: Path, central_at: int, local_at: int, value: bytes, expected: str
+) -> None:
+    """Fields of the headers of all entries: APPNOTE.TXT of the zip format, 4.3.7 and 4.3.12."""
+    wheel = write_wheel(tmp_path / "a.whl", MODULES)
+    data = bytearray(wheel.read_bytes())
+    for signature, field_at in ((b"PK\x01\x02", central_at), (b"PK\x03\x04", local_at)):
+        at = -1
+        while (at := data.find(signature, at + 1)) >= 0:
+            data[at + field_at : at + field_at + 2] = value
+    wheel.write_bytes(data)
+    with pytest.raises(MeshFusionError, match=rf"METADATA, which cannot be unpacked .*{expected}"):
+        read_wheel(wheel)
+
+
 def test_a_class_without_a_kind_is_told(tmp_path: Path) -> None:
     found = examine_wheel(write_wheel(tmp_path / "a.whl", MODULES))
     assert found.unclassified == ("vllm.models.new.NewSpec",)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from meshfusion.host.kv.versions import SUPPORTED_MINORS
 from meshfusion.jbof.errors import MeshFusionError
 from meshfusion.tools.mfctl.doctor_gpu import check_gpus
+from meshfusion.tools.mfctl.engines_off import check_engines
 from meshfusion.tools.mfctl.findings import Finding, State
 from meshfusion.tools.mfctl.output import format_bytes
 
@@ -39,6 +40,7 @@ def examine(pool: Path | None) -> Iterator[Finding]:
     yield check_pyverbs()
     yield from check_gpus()
     yield from check_paths(pool)
+    yield from check_engines()
     if pool is not None:
         yield from check_pool(pool)
 
@@ -154,7 +156,8 @@ def check_pyverbs() -> Finding:
 
 def check_paths(pool: Path | None) -> Iterator[Finding]:
     """A finding for each way that bytes can go between the medium and an engine on this machine."""
-    from meshfusion.host.path.probe import PathKind, look_for_rdma, rdma_answer, report_paths
+    from meshfusion.host.path.path_kind import PathKind
+    from meshfusion.host.path.probe import look_for_rdma, rdma_answer, report_paths
 
     rdma = look_for_rdma()
     if pool is not None:

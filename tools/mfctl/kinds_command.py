@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from meshfusion.tools.mfctl.numbers import FiniteRange
 from meshfusion.tools.mfctl.output import (
     EXIT_FAILURE,
     format_bytes,
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 @click.option(
     "--link-rate",
     "link_gb_per_s",
-    type=click.FloatRange(0.001),
+    type=FiniteRange(0.001),
     default=25.0,
     show_default=True,
     metavar="GB/S",
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
 @click.option(
     "--device-rate",
     "device_tflop_per_s",
-    type=click.FloatRange(0.001),
+    type=FiniteRange(0.001),
     default=400.0,
     show_default=True,
     metavar="TFLOP/S",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from meshfusion.jbof.errors import MeshFusionError
+from meshfusion.tools.mfctl.numbers import FiniteRange
 from meshfusion.tools.mfctl.output import format_bytes, format_option, print_json, print_table
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ def _size(ctx: click.Context, param: click.Parameter, value: str) -> int:
     "--service", "address", required=True, metavar="ADDRESS", help="The service, at unix:///path or host:port."
 )
 @click.option(
-    "--seconds", type=click.FloatRange(0.1, 600), default=2.0, show_default=True, metavar="SECONDS",
+    "--seconds", type=FiniteRange(0.1, 600), default=2.0, show_default=True, metavar="SECONDS",
     help="How long to read over each path.",
 )  # fmt: skip
 @click.option(

@@ -12,6 +12,7 @@ import click
 
 from meshfusion.dpu.api.types import ChunkRecord, ChunkService, ListReply, ListRequest, PoolStatus
 from meshfusion.jbof.errors import ServiceUnavailableError
+from meshfusion.tools.mfctl.numbers import FiniteRange
 
 if TYPE_CHECKING:
     from meshfusion.dpu.index import Index
@@ -22,7 +23,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 def source_options(command: F) -> F:
     """Adds ``--service`` and ``--timeout`` to a command that also takes a PATH."""
     command = click.option(
-        "--timeout", "timeout_s", type=click.FloatRange(0.01, 600), default=5.0, show_default=True, metavar="SECONDS",
+        "--timeout", "timeout_s", type=FiniteRange(0.01, 600), default=5.0, show_default=True, metavar="SECONDS",
         help="How long to wait for an answer of the service.",
     )(command)  # fmt: skip
     return click.option(

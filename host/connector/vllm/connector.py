@@ -28,10 +28,13 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorProm
 from vllm.logger import init_logger
 
 from meshfusion.dpu.api.types import Access
-from meshfusion.host.connector.config import OnUnsupported, parse_connector_config
+from meshfusion.host.connector.config import OnUnsupported, WantedLayout, parse_connector_config
+from meshfusion.host.connector.off_board import show_off, unshow_off
+from meshfusion.host.connector.off_note import WhyOff
+from meshfusion.host.connector.vllm.handshake import WorkerOff, agreed_facts
+from meshfusion.host.connector.vllm.layout_request import asked_layout
 from meshfusion.host.connector.vllm.messages import StepOrders, StepReport, WorkerFacts
 from meshfusion.host.connector.vllm.opening import open_service
-from meshfusion.host.connector.vllm.ranks import agreed_facts
 from meshfusion.host.connector.vllm.scheduler import SchedulerSide
 from meshfusion.host.connector.vllm.stats import MeshFusionPromMetrics, MeshFusionStats, counts_since
 from meshfusion.host.connector.vllm.worker import WorkerSide
@@ -78,9 +81,9 @@ class MeshFusionConnector(KVConnectorBase_V1, SupportsHMA):
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
         self._client: PoolClient | None = None
-        self._facts: WorkerFacts | None = None
+        self._facts: WorkerFacts | WorkerOff | None = None
         self._step_ns = 0
-        self._former_counts: dict[str, int] = {}
+        self._former_counts: dict[str, float] = {}
         self.step_times_ns: deque[int] = deque(maxlen=STEP_TIMES_KEPT)  # scheduler-side time of each step
         self.config = parse_connector_config(self._kv_transfer_config.kv_connector_extra_config)
         self._service = None
@@ -99,9 +102,10 @@ class MeshFusionConnector(KVConnectorBase_V1, SupportsHMA):
                     is_digest_right=self._is_digest_right,
                 )
             else:
+                unshow_off()
                 self._service = open_service(self.config)
         except UnsupportedError as error:
-            self._serve_without_cache(error)
+            self._serve_without_cache(error, WhyOff.ENGINE)
 
     @property
     def scheduler_side(self) -> SchedulerSide:
@@ -116,18 +120,29 @@ class MeshFusionConnector(KVConnectorBase_V1, SupportsHMA):
         """A cache, not a hand-off: a dropped save is a later miss."""
         return False
 
+    @classmethod
+    def get_required_kvcache_layout(cls, vllm_config: VllmConfig) -> str | None:
+        """A wish: an engine that does not grant it is served as well."""
+        transfer_config = vllm_config.kv_transfer_config
+        assert transfer_config is not None
+        config = parse_connector_config(transfer_config.kv_connector_extra_config)
+        return asked_layout(vllm_config) if config.kv_layout is WantedLayout.AUTO else None
+
     @staticmethod
     def _is_digest_right(got: bytes, expected: bytes) -> bool:
         """Rule 4. A negative control in the tests replaces this; nothing else may."""
         return got == expected
 
-    def _serve_without_cache(self, error: MeshFusionError) -> None:
+    def _serve_without_cache(self, error: MeshFusionError, why: WhyOff) -> None:
         """Rule 6: start with the cache off, loudly, where the user asked for that; refuse otherwise."""
         if self.config.on_unsupported is not OnUnsupported.SERVE_WITHOUT_CACHE:
             raise error
         logger.error("MeshFusion is OFF for this engine, nothing is cached: %s", error)
         self._worker = None
         self._scheduler = None
+        self._facts = WorkerOff(why, error.message, error.next_step)
+        if self.role is KVConnectorRole.SCHEDULER:
+            show_off(why, error)
 
     # ---- worker --------------------------------------------------------------------------------------------------
 
@@ -137,7 +152,7 @@ class MeshFusionConnector(KVConnectorBase_V1, SupportsHMA):
         try:
             self._facts = self._worker.register(kv_caches)
         except (UnsupportedError, MediaError) as error:  # of a device that fails while the layout is proven
-            self._serve_without_cache(error)
+            self._serve_without_cache(error, WhyOff.MEMORY)
 
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
         return self._facts
@@ -176,14 +191,13 @@ class MeshFusionConnector(KVConnectorBase_V1, SupportsHMA):
         among the tensor-parallel ones."""
         if self._service is None:
             return
-        try:
-            facts = agreed_facts(metadata, self._vllm_config.parallel_config.tensor_parallel_size)
-        except UnsupportedError as error:
-            self._service.close()
-            self._service = None
-            self._serve_without_cache(error)
+        workers = agreed_facts(metadata, self._vllm_config.parallel_config.tensor_parallel_size)
+        if not isinstance(workers, WorkerOff):
+            self._attach(workers)
             return
-        self._attach(facts)
+        self._service.close()
+        self._service = None
+        self._serve_without_cache(UnsupportedError(workers.reason, next_step=workers.next_step), workers.why)
 
     def _attach(self, by_rank: Sequence[WorkerFacts]) -> None:
         """For all workers together: they are one holder, and what they have proven is alike."""
@@ -204,7 +218,7 @@ class MeshFusionConnector(KVConnectorBase_V1, SupportsHMA):
         except UnsupportedError as error:
             self._client.close()
             self._client = self._service = None
-            self._serve_without_cache(error)
+            self._serve_without_cache(error, WhyOff.PATH)
             return
         self._scheduler = SchedulerSide(
             self._client,
@@ -274,6 +288,8 @@ class MeshFusionConnector(KVConnectorBase_V1, SupportsHMA):
     # ---- both ----------------------------------------------------------------------------------------------------
 
     def shutdown(self) -> None:
+        if isinstance(self._facts, WorkerOff) and self.role is KVConnectorRole.SCHEDULER:
+            unshow_off()
         if self._worker is not None:
             self._worker.shutdown()
         if self._client is not None:
@@ -285,9 +301,12 @@ class MeshFusionConnector(KVConnectorBase_V1, SupportsHMA):
 
     @_timed
     def get_kv_connector_stats(self) -> KVConnectorStats | None:
-        if self._scheduler is None:
+        if self._scheduler is not None:
+            current: dict[str, float] = {**self._scheduler.counts(), **self._scheduler.measures()}
+        elif isinstance(self._facts, WorkerOff) and self.role is KVConnectorRole.SCHEDULER:  # once an engine
+            current = {f"without_cache_{self._facts.why.value}": 1}
+        else:
             return None
-        current = self._scheduler.counts()
         added = counts_since(current, self._former_counts)
         self._former_counts = current
         return MeshFusionStats(data=added) if added else None

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from meshfusion.host.connector.estimate import EstimateOptions, LoadEstimate
-from meshfusion.host.connector.lookups import StartLoad
+from meshfusion.host.connector.lookups import LoadPart, StartLoad
 from meshfusion.host.connector.read_failures import ReadFailures
 from meshfusion.host.connector.vllm.messages import LoadOrder, LoadReport
 from meshfusion.host.kv.chunk_form import ChunkForm
@@ -81,6 +81,7 @@ class LoadPipeline:
         failed = self._failed_chunks(load, failures)
         self._note(load, failed)
         if all(one.is_whole for one in reports):
+            self._count_descriptors(load, reports)
             self.estimate.observe_load(load.load_bytes, seconds)
             return LoadEnd(None)
         return LoadEnd(min((place.number for place in failed), default=0))
@@ -98,6 +99,12 @@ class LoadPipeline:
         self.counters["loaded_blocks"] += sum(len(part.block_ids) for part in load.parts) - failed_blocks
         self.counters["failed_blocks"] += failed_blocks
 
+    def _count_descriptors(self, load: StartLoad, reports: Sequence[LoadReport]) -> None:
+        for report in reports:
+            if report.path:
+                self.counters[f"load_descriptors_{report.path}"] += report.descriptors
+                self.counters[f"load_chunks_{report.path}"] += sum(len(self._chunks_of(part)) for part in load.parts)
+
     def _place_of(self, load: StartLoad, unit: int) -> _Place:
         """The chunk that the load's ``unit`` (from 0) belongs to."""
         for part in load.parts:
@@ -112,6 +119,11 @@ class LoadPipeline:
     def _blocks_per_chunk(self, group: int) -> int:
         plan = self._form.plans[group]
         return plan.chunk_tokens // plan.block_tokens
+
+    def _chunks_of(self, part: LoadPart) -> range:
+        """The chunks of its group that have blocks in ``part``."""
+        per_chunk, end_block = self._blocks_per_chunk(part.group), part.first_block + len(part.block_ids)
+        return range(part.first_block // per_chunk, -(-end_block // per_chunk))
 
     def _failed_chunks(self, load: StartLoad, failures: Sequence[UnitFailure]) -> dict[_Place, UnitFailure]:
         """Each with one reason: wrong bytes before anything else."""
@@ -129,9 +141,8 @@ class LoadPipeline:
         others can be read (:class:`ReadFailures`)."""
         read: list[bytes] = []
         for part in load.parts:
-            stored, per_chunk = load.stored.groups[part.group], self._blocks_per_chunk(part.group)
-            end_block = part.first_block + len(part.block_ids)
-            for index in range(part.first_block // per_chunk, -(-end_block // per_chunk)):
+            stored = load.stored.groups[part.group]
+            for index in self._chunks_of(part):
                 if _Place(part.group, index) not in failed:
                     read.append(stored.keys[index - stored.first_chunk])
         self._read_failures.were_read(read)

@@ -18,6 +18,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 
 from meshfusion.dpu.api.types import Access, Attachment
+from meshfusion.host.connector.audits import BlockDrift
 from meshfusion.host.connector.path_gate import PathState
 from meshfusion.host.kv.chunk_form import ChunkForm
 from meshfusion.host.path.block_layout import Runs
@@ -58,15 +59,42 @@ class SaveOrder(NamedTuple):
     granted: GrantedRun
 
 
+class AuditOrder(NamedTuple):
+    """Compare stored units with what the step now ordered computes. The columns have an entry for each: its KV group,
+    where it is stored, the block with what was computed, a block to load what is stored into, and its digest; ``lbas``
+    and ``digests`` one for each shard. Both blocks are held until all ranks have reported."""
+
+    audit_id: int
+    groups: tuple[int, ...]
+    lbas: tuple[tuple[int, ...], ...]
+    block_ids: tuple[int, ...]
+    spare_block_ids: tuple[int, ...]
+    digests: tuple[tuple[bytes, ...], ...]
+    abandon_after_s: float
+
+
+class AuditReport(NamedTuple):
+    """Of one rank. ``drifts``: of every unit, in the order's order; none where it could not be done, for ``reason``.
+    ``variation``: the largest difference of two computations of one unit, where one was audited before."""
+
+    audit_id: int
+    drifts: tuple[BlockDrift, ...]
+    variation: float
+    reason: str = ""
+    rank: int = 0
+
+
 class RunWritten(NamedTuple):
     """A save order is done by ``rank``, and flushed; where writes failed it was the first time for ``reason``. Nothing
     of it is in flight, except for those of the granted chunks (from 0) that are ``in_doubt``: they may still land on
-    the medium."""
+    the medium. What was written took ``descriptors`` on ``path``."""
 
     run_id: int
     unit_digests: RankDigests
     reason: str = ""
     in_doubt: tuple[int, ...] = ()
+    path: str = ""
+    descriptors: int = 0
     rank: int = 0
 
 
@@ -77,16 +105,20 @@ class StepOrders(KVConnectorMetadata):
     attachment: Attachment | None = None
     loads: tuple[LoadOrder, ...] = ()
     saves: tuple[SaveOrder, ...] = ()
+    audits: tuple[AuditOrder, ...] = ()
 
 
 class LoadReport(NamedTuple):
-    """Of one rank. ``refusal``: as in the order."""
+    """Of one rank. ``refusal``: as in the order; ``path`` and ``descriptors``: as in
+    :class:`~meshfusion.host.path.load_job.LoadResult`."""
 
     request_id: str
     load_bytes: int
     seconds: float
     failures: tuple[UnitFailure, ...]
     refusal: str = ""
+    path: str = ""
+    descriptors: int = 0
     rank: int = 0
 
     @property
@@ -103,10 +135,16 @@ class StepReport(KVConnectorWorkerMetadata):
     written: tuple[RunWritten, ...] = ()
     loads: tuple[LoadReport, ...] = ()
     paths: tuple[PathState, ...] = ()
+    audits: tuple[AuditReport, ...] = ()
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
         assert isinstance(other, StepReport)
-        return StepReport(self.written + other.written, self.loads + other.loads, self.paths + other.paths)
+        return StepReport(
+            self.written + other.written,
+            self.loads + other.loads,
+            self.paths + other.paths,
+            self.audits + other.audits,
+        )
 
 
 @dataclass

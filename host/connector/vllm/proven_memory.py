@@ -15,7 +15,8 @@ from meshfusion.host.kv.selftest import SelftestReport, run_selftest
 from meshfusion.host.memory.kv_memory import KvMemory
 from meshfusion.host.memory.opening import kv_memory_of
 from meshfusion.host.path.block_layout import Runs, check_runs_at_all
-from meshfusion.host.path.probe import KvTarget, PathKind, choose, look_for_rdma, report_paths
+from meshfusion.host.path.path_kind import PathKind
+from meshfusion.host.path.probe import KvTarget, choose, look_for_rdma, report_paths
 from meshfusion.host.path.staging_mover import StagingMover
 from meshfusion.jbof.digest import DigestKernels, load_kernels
 from meshfusion.jbof.errors import MediaError, MeshFusionError

@@ -63,8 +63,8 @@ class RunWrites:
         assert first_shard == len(self.order.granted.extents), self.order
         return extents
 
-    def written(self, shard: ShardWritten) -> RunWritten | None:
-        """One is written. The report, when it was the last one."""
+    def written(self, shard: ShardWritten, path: str) -> RunWritten | None:
+        """One is written, on ``path``. The report, when it was the last one."""
         run_id, number = shard.save_id
         assert run_id == self.order.run_id, shard
         assert number not in self._written, f"written twice: {shard}"
@@ -75,16 +75,22 @@ class RunWrites:
         reason = next((shard.reason for shard in shards if shard.reason), "")
         # Giving such a place back would free space that a late write may still hit (rule 3).
         in_doubt = tuple(i for i, shard in zip(self._mine, shards, strict=True) if shard.fate is WriteFate.UNKNOWN)
-        return self._report([shard.unit_digests for shard in shards], reason, in_doubt)
+        descriptors = sum(shard.descriptors for shard in shards)
+        return self._report([shard.unit_digests for shard in shards], reason, in_doubt, path, descriptors)
 
     def not_begun(self, reason: str = "") -> RunWritten:
         """The report when nothing is written, for ``reason`` or because it is empty."""
         return self._report([None] * len(self._mine), reason)
 
     def _report(
-        self, mine: Sequence[tuple[bytes, ...] | None], reason: str, in_doubt: tuple[int, ...] = ()
+        self,
+        mine: Sequence[tuple[bytes, ...] | None],
+        reason: str,
+        in_doubt: tuple[int, ...] = (),
+        path: str = "",
+        descriptors: int = 0,
     ) -> RunWritten:
         digests: list[tuple[bytes, ...] | None] = [()] * len(self.order.groups)
         for i, of_chunk in zip(self._mine, mine, strict=True):
             digests[i] = of_chunk
-        return RunWritten(self.order.run_id, tuple(digests), reason, in_doubt, self._rank)
+        return RunWritten(self.order.run_id, tuple(digests), reason, in_doubt, path, descriptors, self._rank)

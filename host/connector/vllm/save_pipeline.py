@@ -126,6 +126,7 @@ class SavePipeline:
     def written(self, now_s: float, results: tuple[RunWritten, ...]) -> None:
         """Workers have written and flushed, or failed. A run is settled when all ranks have."""
         for result in results:
+            assert result.run_id in self._granted, f"a run that is settled: {result}"
             reports = self._reports.setdefault(result.run_id, [])
             assert all(result.rank != other.rank for other in reports), f"reported twice: {result}"
             reports.append(result)
@@ -146,7 +147,7 @@ class SavePipeline:
         if withheld:
             reason = next((report.reason for report in reports if report.reason), "")
             logger.warning("%d chunk(s) were not saved: %s", len(withheld), reason)
-        self._count_saved(self.saves.run(run_id), granted, unit_digests, withheld)
+        self._count_saved(self.saves.run(run_id), granted, reports, withheld)
         self.counters["saves_in_doubt"] += len(in_doubt)
         ended = self.saves.written(run_id, [granted.indexes[i] for i in withheld])
         if in_doubt and run_id not in self._repeated:
@@ -173,10 +174,13 @@ class SavePipeline:
             self.refused(wish.run_id)
 
     def _count_saved(
-        self, run: SaveRun, granted: GrantedRun, unit_digests: Sequence[RankDigests], withheld: Sequence[int]
+        self, run: SaveRun, granted: GrantedRun, reports: Sequence[RunWritten], withheld: Sequence[int]
     ) -> None:
-        for column in unit_digests:
-            for i, (index, digests) in enumerate(zip(granted.indexes, column, strict=True)):
+        for report in reports:
+            if report.path:
+                self.counters[f"save_descriptors_{report.path}"] += report.descriptors
+                self.counters[f"save_chunks_{report.path}"] += sum(bool(digests) for digests in report.unit_digests)
+            for i, (index, digests) in enumerate(zip(granted.indexes, report.unit_digests, strict=True)):
                 if digests and i not in withheld:
                     self.counters["saved_bytes"] += self._form.unit_bytes[run.chunks[index].group] * len(digests)
 

@@ -7,15 +7,27 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import random
 import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
+from meshfusion.host.connector.audits import AuditOptions
 from meshfusion.host.connector.config import ConnectorConfig
-from meshfusion.host.connector.lookups import Effect, LookupOptions, Lookups, ReleaseLease, StartLoad, StartMatch
+from meshfusion.host.connector.lookups import (
+    Effect,
+    LookupOptions,
+    Lookups,
+    ReleaseLease,
+    StartAudit,
+    StartLoad,
+    StartMatch,
+)
 from meshfusion.host.connector.path_gate import Gate, PathGate
+from meshfusion.host.connector.vllm.audit_pipeline import AuditPipeline
 from meshfusion.host.connector.vllm.chunking import Chunking
 from meshfusion.host.connector.vllm.load_pipeline import LoadPipeline
 from meshfusion.host.connector.vllm.messages import LoadReport, StepOrders, StepReport, WorkerFacts
@@ -43,7 +55,8 @@ _SAVE_NAMES = {
 
 
 class SchedulerSide:
-    """Made once the workers have proven their layout; ``facts`` is what they proved. ``now_s`` reads the clock."""
+    """Made once the workers have proven their layout; ``facts`` is what they proved. ``now_s`` reads the clock,
+    ``draw`` gives random numbers of [0, 1)."""
 
     def __init__(
         self,
@@ -54,6 +67,7 @@ class SchedulerSide:
         kv_cache_manager: Any,
         lora_dtype: str = "",
         now_s: Callable[[], float] = time.monotonic,
+        draw: Callable[[], float] = random.random,
     ) -> None:
         self._now_s = now_s
         self._client = client
@@ -65,6 +79,15 @@ class SchedulerSide:
         self._pipeline = SavePipeline(client, facts, self._chunking, kv_cache_manager, queue_bytes=config.save_queue)
         self._saves = self._pipeline.saves
         self._loads = LoadPipeline(client, facts.form)
+        self._audit_pipeline = AuditPipeline(
+            client,
+            facts.form,
+            kv_cache_manager,
+            AuditOptions(config.audit.share, config.audit.alarms_max),
+            draw=draw,
+            free_lookup=lambda request_id: self._carry_out(self._lookups.audit_ended(request_id)),
+        )
+        self._audits = self._audit_pipeline.audits
         self._gate = PathGate(facts.form.rank_count)
         self._requests: dict[str, Any] = {}
         self._never_save: set[str] = set()  # requests that began before a reset: their KV may mix old and new
@@ -77,7 +100,7 @@ class SchedulerSide:
 
     def on_new_request(self, request: Any) -> None:
         self._requests[request.request_id] = request
-        if not request.skip_reading_prefix_cache:
+        if not request.skip_reading_prefix_cache and not self._audits.is_distrusted:
             self._carry_out(self._lookups.new_request(self._now_s(), request.request_id))
 
     def matched_tokens(self, request: Any, local_tokens: int) -> int | None:
@@ -87,11 +110,17 @@ class SchedulerSide:
         self._take_events()
         if request.request_id not in self._requests:
             self._requests[request.request_id] = request
+        if self._audits.is_distrusted:
+            self.counters["lookups_distrusted"] += 1
+            return 0
         gate = self._gate.look(self._now_s())
         if gate is not Gate.OPEN:
             self.counters["lookups_without_path"] += gate is Gate.CLOSED
             return None if gate is Gate.WAIT else 0
-        tokens, effects = self._lookups.query(self._now_s(), request.request_id, local_tokens, self._is_load_worth)
+        now_s = self._now_s()
+        tokens, effects = self._lookups.query(
+            now_s, request.request_id, local_tokens, self._is_load_worth, partial(self._audits.choose, now_s)
+        )
         if effects:
             self._carry_out(effects)
         return tokens
@@ -105,6 +134,7 @@ class SchedulerSide:
     def finished(self, request: Any) -> None:
         request_id = request.request_id
         self._carry_out(self._lookups.finished(request_id))
+        self._audit_pipeline.give_up(request_id)
         self._saves.forget_request(request_id)
         self._requests.pop(request_id, None)
         self._never_save.discard(request_id)
@@ -116,14 +146,18 @@ class SchedulerSide:
         self._measure_prefill(scheduler_output)
         self._take_events()
         self._pipeline.give_up_repeats(self._now_s())
+        self._audit_pipeline.give_up_late(self._now_s())
         attachment = self._client.attachment
         wishes = self._pipeline.take_repeats(attachment.holder_id) if attachment is not None else []
         snapshots = snapshots_of(scheduler_output)
         for request_id, tokens in scheduler_output.num_scheduled_tokens.items():
             request = self._requests.get(request_id)
-            if request is not None and request_id not in self._never_save:
-                computed_tokens = request.num_computed_tokens + tokens
-                kept = snapshots.get(request_id, {})
+            if request is None:
+                continue
+            computed_tokens = request.num_computed_tokens + tokens
+            kept = snapshots.get(request_id, {})
+            self._audit_pipeline.computed(request, computed_tokens, kept)
+            if request_id not in self._never_save and not self._audits.is_distrusted:
                 wishes += self._pipeline.plan(request, computed_tokens, kept, self._identity)
         if wishes:
             self._client.reserve(tuple(wishes))
@@ -131,7 +165,9 @@ class SchedulerSide:
         if lease_ids is not None:
             self._client.set_leases(lease_ids)
         self._gate.stepped(self._now_s())
-        return StepOrders(attachment, self._loads.take_orders(), self._pipeline.take_orders())
+        return StepOrders(
+            attachment, self._loads.take_orders(), self._pipeline.take_orders(), self._audit_pipeline.take_orders()
+        )
 
     def workers_reported(self, report: StepReport | None, finished_loads: set[str]) -> None:
         """What the workers did in a step. ``finished_loads`` as the engine was told."""
@@ -141,20 +177,23 @@ class SchedulerSide:
             for load in report.loads:
                 self._load_reported(load)
             self._pipeline.written(self._now_s(), report.written)
+            self._audit_pipeline.reported(report.audits, self._identity)
         for request_id in finished_loads & self._loads.under_way:  # reported without details: treat as failed
             self._end_load(request_id, failed=True)
 
     @property
     def has_work(self) -> bool:
         """The engine must keep stepping: saves hold blocks pinned, or a lookup's answer, whose request may be gone,
-        brings a lease to be given back, or the workers have yet to say whether they reach the data."""
+        brings a lease to be given back, the workers have yet to say whether they reach the data, or they compare."""
         is_path_unknown = self._gate.needs_steps(self._now_s())
-        return self._saves.pending_count > 0 or self._unanswered_lookups > 0 or is_path_unknown
+        is_comparing = self._audits.is_comparing
+        return self._saves.pending_count > 0 or self._unanswered_lookups > 0 or is_path_unknown or is_comparing
 
     def reset(self) -> None:
         """The engine's cache was reset, perhaps because its weights changed under it: nothing from before this
         moment may ever be matched by this engine again, nor may what it computes be matched by others."""
         self._carry_out(self._lookups.reset())
+        self._audit_pipeline.reset()
         self._saves.forget_known()
         self._never_save |= self._requests.keys()
         self._identity = hashlib.sha256(self._identity + b"reset" + uuid.uuid4().bytes).digest()
@@ -172,8 +211,13 @@ class SchedulerSide:
             **{_SAVE_NAMES.get(name, name): value for name, value in saves.items()},
             **self._pipeline.counters,
             **self._loads.counters,
+            **self._audits.counters,
             **self.counters,
         }
+
+    def measures(self) -> dict[str, float]:
+        """The names are those of the gauges table."""
+        return {"audit_drift_max": self._audits.drift_max, "audit_variation_max": self._audits.variation}
 
     def gauges(self) -> dict[str, int]:
         """What is held right now; all zero when the engine is idle and nothing leaks."""
@@ -185,6 +229,7 @@ class SchedulerSide:
             "pending_saves": self._saves.pending_count,
             "loads_under_way": len(self._loads.under_way),
             "unanswered_lookups": self._unanswered_lookups,
+            "audits": self._audits.count,
         }
 
     # ---- events from the client ----------------------------------------------------------------------------------
@@ -228,6 +273,8 @@ class SchedulerSide:
                     self._client.release((lease_id,))
                 case StartLoad():
                     self._loads.start(effect)
+                case StartAudit(request_id, local_tokens, stored):
+                    self._audits.admitted(request_id, local_tokens, stored)
 
     def _start_match(self, request_id: str, attempt: int) -> None:
         request = self._requests[request_id]

@@ -16,6 +16,7 @@ import torch
 from meshfusion.dpu.api.liveness import hold_liveness
 from meshfusion.dpu.api.types import Attachment
 from meshfusion.host.connector.config import ConnectorConfig
+from meshfusion.host.connector.vllm.auditor import Auditor
 from meshfusion.host.connector.vllm.messages import (
     LoadOrder,
     LoadReport,
@@ -29,6 +30,7 @@ from meshfusion.host.connector.vllm.path_slot import PathSlot
 from meshfusion.host.connector.vllm.proven_memory import prove_memory
 from meshfusion.host.connector.vllm.run_writes import RunWrites
 from meshfusion.host.kv.chunk_form import ChunkForm, form_of
+from meshfusion.host.kv.drift import UnitNumbers, numbers_of
 from meshfusion.host.kv.freshness import process_started_ns
 from meshfusion.host.kv.group_layout import GroupLayout
 from meshfusion.host.kv.identity import build_identity, hash_block_tokens
@@ -42,7 +44,7 @@ from meshfusion.host.path.data_path import DataPath
 from meshfusion.host.path.load_job import LoadJob, LoadResult, UnitFailure, UnitRead
 from meshfusion.host.path.opening import PathOpener, access_of
 from meshfusion.host.path.shards import ShardWrite, ShardWritten
-from meshfusion.jbof.errors import MeshFusionError
+from meshfusion.jbof.errors import MeshFusionError, UnsupportedError
 
 logger = logging.getLogger("meshfusion.worker")
 
@@ -70,6 +72,7 @@ class WorkerSide:
         self._wanted = config.path.kind
         self._liveness: int | None = None  # held only while something is written: an idle engine holds up nobody
         self._slot: PathSlot | None = None
+        self._auditor: Auditor | None = None
         self._memory: KvMemory | None = None
         self._jobs: dict[str, tuple[LoadOrder, LoadJob | LoadResult]] = {}
         self._waiting_loads: dict[str, _WaitingLoad] = {}  # for the path that is being opened
@@ -97,7 +100,13 @@ class WorkerSide:
                 ranks_per_shard(group.kv_cache_spec, rank_count) for group in self._kv_cache_config.kv_cache_groups
             ],
         )
-        self.use(proven.memory, layouts, form)
+        try:
+            is_audited = self._config.audit.share > 0
+            numbers = numbers_of(self._kv_cache_config, kv_caches, layouts) if is_audited else ()
+        except UnsupportedError:
+            proven.memory.close()
+            raise
+        self.use(proven.memory, layouts, form, numbers)
         model_config, load_config = self._vllm_config.model_config, self._vllm_config.load_config
         identity = build_identity(
             self._vllm_config,
@@ -115,14 +124,16 @@ class WorkerSide:
             processor=processor_fact(model_config, load_config),
         )
         logger.info(
-            "layout proven for %d KV group(s) on %d blocks each of %s; identity %s; %d tokens a chunk; %s",
+            "layout %s proven for %d KV group(s) on %d blocks each of %s; identity %s; %d tokens a chunk; %s",
+            self._kv_cache_config.kv_cache_layout,
             len(layouts),
             len(proven.reports[0].blocks),
             proven.memory.place.device or "the host",
             identity.digest.hex()[:16],
             self._form.chunk_tokens,
             ", ".join(
-                f"{type(plan.rule).__name__}: {layout.unit_bytes} bytes a block of {plan.block_tokens} tokens"
+                f"{type(plan.rule).__name__}: {layout.unit_bytes} bytes a block of {plan.block_tokens} tokens, "
+                f"in {layout.run_count} run(s)"
                 for plan, layout in zip(self._form.plans, layouts, strict=True)
             ),
         )
@@ -138,8 +149,16 @@ class WorkerSide:
             selftest_bytes=sum(report.bytes_moved for report in proven.reports),
         )
 
-    def use(self, memory: KvMemory, layouts: tuple[GroupLayout, ...], form: ChunkForm) -> None:
-        """From now on this is the engine's KV memory, proven to be laid out like that; it is closed at shutdown."""
+    def use(
+        self,
+        memory: KvMemory,
+        layouts: tuple[GroupLayout, ...],
+        form: ChunkForm,
+        numbers: tuple[UnitNumbers, ...] = (),
+    ) -> None:
+        """From now on this is the engine's KV memory, proven to be laid out like that; it is closed at shutdown.
+        ``numbers``: what it holds, for audits."""
+        self._auditor = Auditor(memory, layouts, numbers, form=form, rank=self._rank)
         self._memory = memory
         self._layouts = layouts
         self._form = form
@@ -170,6 +189,9 @@ class WorkerSide:
     def start_saves(self, orders: StepOrders) -> None:
         """The step that filled these blocks has run: their bytes are final."""
         self._start_saves(orders.saves)
+        for order in orders.audits:
+            assert self._auditor is not None
+            self._auditor.start(order, self._reading_path)
 
     def finished_loads(self) -> set[str]:
         """Requests whose load has ended, well or not; each is returned exactly once."""
@@ -183,7 +205,14 @@ class WorkerSide:
             del self._jobs[request_id]
             finished.add(request_id)
             report = LoadReport(
-                request_id, result.load_bytes, result.seconds, result.failures, order.refusal, self._rank
+                request_id,
+                result.load_bytes,
+                result.seconds,
+                result.failures,
+                order.refusal,
+                result.path,
+                result.descriptors,
+                self._rank,
             )
             self._reports.append(report)
             if not report.is_whole:
@@ -223,10 +252,11 @@ class WorkerSide:
             if not self._runs:
                 self._let_go()
         path = self._slot.take_change() if self._slot is not None else None
-        if not self._written and not self._reports and path is None:
+        audits = self._auditor.take_reports() if self._auditor is not None else ()
+        if not self._written and not self._reports and not audits and path is None:
             return None
         paths = () if path is None else (replace(path, rank=self._rank),)
-        report = StepReport(tuple(self._written), tuple(self._reports), paths)
+        report = StepReport(tuple(self._written), tuple(self._reports), paths, audits)
         self._written, self._reports = [], []
         return report
 
@@ -235,7 +265,8 @@ class WorkerSide:
             if isinstance(job, LoadJob):
                 job.abandon("the engine is shutting down")
         is_quiet = self._slot.close(deadline_s=CLOSE_S) if self._slot is not None else True
-        if is_quiet:
+        has_compared = self._auditor.close(deadline_s=CLOSE_S) if self._auditor is not None else True
+        if is_quiet and has_compared:
             self._let_go()  # else it stays held, so that nobody reuses what we may still write
             self._close_memory()
 
@@ -363,7 +394,8 @@ class WorkerSide:
 
     def _shard_written(self, shard: ShardWritten) -> None:
         run_id, _ = shard.save_id
-        report = self._runs[run_id].written(shard)
+        assert self._reading_path is not None
+        report = self._runs[run_id].written(shard, self._reading_path.kind.value)
         if report is not None:
             del self._runs[run_id]
             self._written.append(report)

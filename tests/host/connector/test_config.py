@@ -124,6 +124,10 @@ def test_wrong_types_and_impossible_values(field: str, bad: object) -> None:
         ("direct_io", [True], "direct_io = [True]: must be true or false; write for example true"),
         ("weights_id", 5, "weights_id = 5: must be a text; correct it"),
         (
+            *("weights_id", " "),
+            "weights_id = ' ': is empty, and names nothing; write a name that you change whenever the weights change",
+        ),
+        (
             *("on_unsupported", "ignore"),
             "on_unsupported = 'ignore': must be 'refuse' or 'serve_without_cache'; write for example refuse",
         ),
@@ -244,6 +248,12 @@ def test_keys_for_each_command_are_for_rdma() -> None:
         (said,) = problems_of({**service, **path, "key_scope": "command"})
         assert "key_scope" in said
         assert "set path: rdma" in said
+    both = problems_of({**service, "key_scope": "command", "load_threads": 0})
+    assert len(both) == 2, "both at once"
+    assert "key_scope" in both[1]
+    for path in ({"path": "RDMA"}, {"pth": "rdma"}):
+        (said,) = problems_of({**service, **path, "key_scope": "command"})
+        assert "key_scope = " not in said, "what is meant is clear"
     (said,) = problems_of({**service, "path": "rdma", "key_scope": "window"})
     assert "region" in said
     assert "command" in said

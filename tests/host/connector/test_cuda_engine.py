@@ -15,7 +15,8 @@ from meshfusion.host.memory.cuda_memory import CudaProduced
 from meshfusion.host.memory.cuda_staging import CudaStaging
 from meshfusion.host.memory.kv_memory import KvMemory as KvMemoryProtocol
 from meshfusion.host.memory.kv_memory import MemoryPlace
-from meshfusion.host.path.probe import KvTarget, PathKind
+from meshfusion.host.path.path_kind import PathKind
+from meshfusion.host.path.probe import KvTarget
 from meshfusion.jbof.digest import DigestKernels
 from meshfusion.jbof.errors import UnsupportedError
 from tests.host.kv.conftest import make_engine

@@ -32,7 +32,7 @@ PLACES = {0: {0: 0, 1: 20, 2: 60}, 1: {1: 30}, 2: {0: 10, 1: 40, 2: 70}, 3: {1: 
 
 def written(number: int, *, fate: WriteFate = WriteFate.DURABLE, reason: str = "") -> ShardWritten:
     digests = (bytes([number]) * 8,) if fate is WriteFate.DURABLE else None
-    return ShardWritten((7, number), digests, reason, fate)
+    return ShardWritten((7, number), digests, reason, fate, descriptors=number + 1)
 
 
 @pytest.mark.parametrize("rank", PLACES)
@@ -51,19 +51,19 @@ def test_each_rank_writes_its_shards_where_they_are_granted(rank: int) -> None:
 
 def test_a_report_comes_once_with_what_this_rank_wrote() -> None:
     run = RunWrites(ORDER, FORM, 2)
-    assert run.written(written(2)) is None
-    assert run.written(written(0)) is None
-    report = run.written(written(1, fate=WriteFate.UNKNOWN, reason="no answer"))
-    assert report == RunWritten(7, ((b"\0" * 8,), None, (b"\2" * 8,)), "no answer", (1,), 2)
+    assert run.written(written(2), "staged") is None
+    assert run.written(written(0), "staged") is None
+    report = run.written(written(1, fate=WriteFate.UNKNOWN, reason="no answer"), "staged")
+    assert report == RunWritten(7, ((b"\0" * 8,), None, (b"\2" * 8,)), "no answer", (1,), "staged", 3 + 1 + 2, 2)
     with pytest.raises(AssertionError, match="twice"):
-        run.written(written(0))
+        run.written(written(0), "staged")
 
 
 def test_what_others_write_is_not_reported_as_failed() -> None:
     run = RunWrites(ORDER, FORM, 3)
-    failed = run.written(written(1, fate=WriteFate.FAILED, reason="full"))
-    assert failed == RunWritten(7, ((), None, ()), "full", (), 3)
-    assert RunWrites(ORDER, FORM, 1).not_begun("no pool") == RunWritten(7, ((), None, ()), "no pool", (), 1)
+    failed = run.written(written(1, fate=WriteFate.FAILED, reason="full"), "staged")
+    assert failed == RunWritten(7, ((), None, ()), "full", (), "staged", 2, 3)
+    assert RunWrites(ORDER, FORM, 1).not_begun("no pool") == RunWritten(7, ((), None, ()), "no pool", rank=1)
 
 
 def test_a_rank_with_nothing_to_write() -> None:

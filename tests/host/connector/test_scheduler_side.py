@@ -13,6 +13,7 @@ import pytest
 
 from meshfusion.dpu.api import types as api
 from meshfusion.dpu.pool import Pool, create_pool
+from meshfusion.host.connector.metrics import METRICS
 from meshfusion.host.connector.read_failures import READ_FAILURES_MAX
 from meshfusion.host.path.load_job import LoadJob, UnitFailure
 from meshfusion.host.path.spans import Span
@@ -51,6 +52,12 @@ def test_what_one_engine_computed_the_next_one_loads(pool: Pool, start: EngineFa
     assert request.recomputed_tokens == 7
     assert second.is_right(request)
     assert second.side.counts().get("loaded_blocks", 0) == 10
+    # The writer has three layers, each with a run of its own; five chunks are ten blocks.
+    runs = {layer_outermost: 3, block_outermost: 1}[make_kv]
+    wrote, read = first.side.counts(), second.side.counts()
+    assert (wrote["save_descriptors_staged"], wrote["save_chunks_staged"]) == (10 * 3, 5)
+    assert (read["load_descriptors_staged"], read["load_chunks_staged"]) == (10 * runs, 5)
+    assert wrote.keys() | read.keys() <= METRICS.keys()
     assert settle(second, pool).committed_chunk_count == 5  # nothing was written twice
 
 

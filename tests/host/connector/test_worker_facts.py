@@ -1,20 +1,21 @@
-"""Workers that are not alike do not share a holder: the rank that differs is named, and in what."""
+"""Workers that are not alike do not share a holder: the rank that differs, or is off, is named, and in what."""
 
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from meshfusion.host.connector.off_note import WhyOff
+from meshfusion.host.connector.vllm.handshake import WorkerOff, agreed_facts
 from meshfusion.host.connector.vllm.messages import WorkerFacts
-from meshfusion.host.connector.vllm.ranks import agreed_facts
 from meshfusion.host.kv.chunk_form import ChunkForm
 from meshfusion.host.kv.identity import Identity
 from meshfusion.host.kv.resume import GroupPlan, WholePrefix
 from meshfusion.host.path.block_layout import Runs
-from meshfusion.jbof.errors import UnsupportedError
 
 FORM = ChunkForm((GroupPlan(0, WholePrefix(), 16, 64),), (4096,), 2)
 
@@ -45,8 +46,10 @@ def test_where_memory_lies_may_differ_and_ranks_are_put_in_order() -> None:
     ],
 )
 def test_what_differs_is_named(changes: dict[str, Any], named: str) -> None:
-    with pytest.raises(UnsupportedError, match=f"rank 1 is not like that of rank 0: {named}"):
-        agreed_facts({0: ZERO, 1: replace(ONE, **changes)}, 2)
+    off = agreed_facts({0: ZERO, 1: replace(ONE, **changes)}, 2)
+    assert isinstance(off, WorkerOff)
+    assert off.why is WhyOff.WORKERS
+    assert re.search(f"rank 1 is not like that of rank 0: {named}", off.reason), off.reason
 
 
 @pytest.mark.parametrize(
@@ -60,5 +63,25 @@ def test_what_differs_is_named(changes: dict[str, Any], named: str) -> None:
     ],
 )
 def test_all_ranks_must_have_proven_theirs(by_rank: dict[int, object], named: str) -> None:
-    with pytest.raises(UnsupportedError, match=named):
-        agreed_facts(by_rank, 2)
+    off = agreed_facts(by_rank, 2)
+    assert isinstance(off, WorkerOff)
+    assert off.why is WhyOff.WORKERS
+    assert re.search(named, off.reason), off.reason
+
+
+OFF = WorkerOff(WhyOff.MEMORY, "pages overlap", "report it")
+
+
+@pytest.mark.parametrize(
+    ("by_rank", "rank_count", "reason"),
+    [
+        ({0: OFF}, 1, "pages overlap"),
+        ({0: OFF, 1: ONE}, 2, "rank 0 of 2: pages overlap"),
+        ({1: OFF, 0: ZERO}, 2, "rank 1 of 2: pages overlap"),
+        ({1: OFF}, 2, "rank 1 of 2: pages overlap"),  # it says more than that one is missing
+        ({2: OFF, 0: ZERO, 1: OFF}, 3, "ranks [1, 2], rank 1 of 3: pages overlap"),
+        ({0: replace(ZERO, block_count=1), 1: OFF}, 2, "rank 1 of 2: pages overlap"),
+    ],
+)
+def test_one_that_is_off_turns_off_all(by_rank: dict[int, object], rank_count: int, reason: str) -> None:
+    assert agreed_facts(by_rank, rank_count) == replace(OFF, reason=reason)

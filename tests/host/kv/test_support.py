@@ -212,6 +212,15 @@ def test_several_groups(state: tuple[Any, Any]) -> None:
     assert refusals(*state, version="0.32.0") == ("the engine keeps no KV; start the engine without this connector",)
 
 
+def test_more_groups_than_the_service_takes(state: tuple[Any, Any]) -> None:
+    state[1].kv_cache_groups *= 64
+    assert refusals(*state, version="0.32.0") == ()
+    state[1].kv_cache_groups.append(state[1].kv_cache_groups[0])
+    assert refusals(*state, version="0.32.0") == (
+        "the engine has 65 KV groups and the service knows 64 at most; start the engine without this connector",
+    )
+
+
 def test_allowed_variants(state: tuple[Any, Any]) -> None:
     multimodal(*state)
     config("cache_config.prefix_caching_hash_algo", "sha256_cbor")(*state)

@@ -11,6 +11,7 @@ from meshfusion.host.memory.host_memory import ALREADY_PRODUCED
 from meshfusion.host.memory.kv_memory import Produced
 from meshfusion.host.path.data_path import DataPath
 from meshfusion.host.path.load_job import LoadJob, LoadResult, UnitFailure, UnitRead
+from meshfusion.host.path.path_kind import PathKind
 from meshfusion.host.path.shards import ShardWrite, ShardWritten, WriteFate
 from meshfusion.host.path.spans import Span
 from meshfusion.jbof.errors import MediaError
@@ -85,7 +86,9 @@ def save(path: DataPath) -> ShardWritten:
 @pytest.mark.parametrize("error", [MediaError("no memory can be registered", next_step="-"), RuntimeError("no memory")])
 def test_without_movers_everything_fails_at_once_until_there_are_some(error: Exception) -> None:
     medium = RefusingMedium(error)
-    path = DataPath(medium, unit_bytes=(UNIT_BYTES,), lba_bytes=4096, load_threads=1)
+    path = DataPath(
+        medium, kind=PathKind.STAGED, unit_bytes=(UNIT_BYTES,), unit_runs=(3,), lba_bytes=4096, load_threads=1
+    )
     until(lambda: medium.asked >= 2)
     (failure,) = load(path).failures
     assert "no memory" in failure.reason
@@ -94,14 +97,18 @@ def test_without_movers_everything_fails_at_once_until_there_are_some(error: Exc
     assert (written.fate, written.unit_digests) == (WriteFate.FAILED, None)
     assert "no memory" in written.reason
     medium.error = None
-    assert load(path).failures == ()
-    assert save(path).unit_digests == DIGESTS
+    loaded, saved = load(path), save(path)
+    assert loaded.failures == ()
+    assert saved.unit_digests == DIGESTS
+    assert (loaded.path, loaded.descriptors, saved.descriptors) == ("staged", 3, 3), "a unit of three runs"
     assert path.close()
     assert medium.closed.is_set()
 
 
 def test_a_path_that_is_closed_before_its_movers_were_made_closes_its_medium() -> None:
     medium = RefusingMedium(MediaError("the initiator is closed", next_step="-"))
-    path = DataPath(medium, unit_bytes=(UNIT_BYTES,), lba_bytes=4096, load_threads=2)
+    path = DataPath(
+        medium, kind=PathKind.STAGED, unit_bytes=(UNIT_BYTES,), unit_runs=(3,), lba_bytes=4096, load_threads=2
+    )
     assert path.close()
     assert medium.closed.wait(5), "the engine's memory stays registered"

@@ -13,11 +13,11 @@ import pytest
 from meshfusion.host.memory.kv_memory import MemoryPlace
 from meshfusion.host.path import probe
 from meshfusion.host.path.block_layout import DataSight, look_at_data, look_at_folder
+from meshfusion.host.path.path_kind import PathKind
 from meshfusion.host.path.probe import (
     DEVICE_MEMORY_PREFERENCE,
     KvTarget,
     PathAnswer,
-    PathKind,
     PathReport,
     RdmaPort,
     RdmaSight,

@@ -9,7 +9,7 @@ import pytest
 from meshfusion.dpu.api.types import Attachment, Namespace
 from meshfusion.host.path import start_check
 from meshfusion.host.path.block_layout import DataSight, Runs, look_at_data
-from meshfusion.host.path.probe import PathKind
+from meshfusion.host.path.path_kind import PathKind
 from meshfusion.host.path.start_check import check_attached_path
 from meshfusion.jbof.errors import UnsupportedError
 from meshfusion.jbof.format import LBA_BYTES

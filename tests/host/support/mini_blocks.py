@@ -31,6 +31,14 @@ class BlockPool:
             block.ref_cnt = 1
         return taken
 
+    def get_new_blocks(self, count: int) -> list[Block]:
+        taken = self.take(count)
+        assert taken is not None, "asked for more than are free"
+        return taken
+
+    def get_num_free_blocks(self) -> int:
+        return len(self.free)
+
     def touch(self, blocks: list[Block]) -> None:
         for block in blocks:
             assert not block.is_null, "the null block was pinned"

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import torch
 from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
 from vllm.v1.outputs import KVConnectorOutput
 
@@ -22,6 +24,7 @@ from meshfusion.host.connector.vllm.messages import WorkerFacts
 from meshfusion.host.connector.vllm.scheduler import SchedulerSide
 from meshfusion.host.connector.vllm.worker import WorkerSide
 from meshfusion.host.kv.chunk_form import ChunkForm
+from meshfusion.host.kv.drift import LayerNumbers, Numbers, UnitNumbers
 from meshfusion.host.kv.resume import GroupPlan, ResumeRule, StateAtBoundary, WholePrefix
 from meshfusion.host.memory.host_memory import HostKvMemory
 from meshfusion.host.memory.kv_memory import KvMemory as KvMemoryProtocol
@@ -79,13 +82,15 @@ def content(group: int, tokens: list[int], unit_bytes: int, shard: int = 0) -> b
     ``shard``: on which ranks."""
     about = (group, tokens, shard) if shard else (group, tokens)
     seed = int.from_bytes(hashlib.sha256(repr(about).encode()).digest()[:8], "little")
-    return np.random.default_rng(seed).integers(0, 256, unit_bytes, dtype=np.uint8).tobytes()
+    raw: U8 = np.random.default_rng(seed).integers(0, 256, unit_bytes, dtype=np.uint8)
+    raw[1::2] &= 0xBF  # as bfloat16 they are numbers between -2 and 2
+    return raw.tobytes()
 
 
 class MiniEngine:
     """``step`` is one scheduling pass and one forward pass. ``kv``: the memory of each KV group, all in one piece;
     ``rules``: by which they resume. ``memory``: as what it is used, unless the host's. ``more_ranks``: the same of
-    further workers; ``ranks_per_shard``: which of them hold the same (:class:`ChunkForm`)."""
+    further workers; ``ranks_per_shard``: which of them hold the same (:class:`ChunkForm`). ``draw``: for audits."""
 
     def __init__(
         self,
@@ -100,6 +105,7 @@ class MiniEngine:
         memory: KvMemoryProtocol | None = None,
         more_ranks: Sequence[Sequence[KvMemory]] = (),
         ranks_per_shard: tuple[int, ...] = (),
+        draw: Callable[[], float] = random.random,
         **config: Any,
     ) -> None:
         self.kvs = (kv,) if isinstance(kv, KvMemory) else tuple(kv)
@@ -129,7 +135,7 @@ class MiniEngine:
         )
         self.client = PoolClient(service, identity=identity, engine_version="0.32.0", form=self.form)
         self.client.start()
-        self.side = SchedulerSide(self.client, self.config, facts, kv_cache_manager=self.manager)
+        self.side = SchedulerSide(self.client, self.config, facts, kv_cache_manager=self.manager, draw=draw)
         self.workers = [self._worker(rank, kernels, used if rank == 0 else None) for rank in range(len(self.ranks))]
         self.worker = self.workers[0]
         self._aggregator = KVOutputAggregator(len(self.ranks))
@@ -141,7 +147,8 @@ class MiniEngine:
         kvs = self.ranks[rank]
         worker = WorkerSide(None, None, self.config, rank=rank, is_digest_right=lambda got, expected: got == expected)
         # What register() derives from the engine's tensors.
-        worker.use(memory or HostKvMemory(kvs[0].memory, kernels), tuple(group.layout for group in kvs), self.form)
+        layouts, numbers = tuple(group.layout for group in kvs), self._numbers(rank) if self.config.audit.share else ()
+        worker.use(memory or HostKvMemory(kvs[0].memory, kernels), layouts, self.form, numbers)
         return worker
 
     # ---- what a user does ----
@@ -265,6 +272,15 @@ class MiniEngine:
         assert together.kv_connector_output is not None
         return together.kv_connector_output
 
+    def _numbers(self, rank: int) -> tuple[UnitNumbers, ...]:
+        return tuple(
+            tuple(
+                LayerNumbers(name, (Numbers(torch.bfloat16, page_bytes),))
+                for name, page_bytes in zip(kv.layout.layer_names, kv.layout.page_bytes, strict=True)
+            )
+            for kv in self.ranks[rank]
+        )
+
     def _groups(self) -> Iterator[tuple[int, KvMemory, ResumeRule]]:
         return ((i, kv, rule) for i, (kv, rule) in enumerate(zip(self.kvs, self.rules, strict=True)))
 
@@ -359,16 +375,20 @@ class MiniEngine:
         for group, kv, rule in self._groups():
             size, table = kv.layout.block_tokens, self.manager.tables[request.request_id][group]
             if isinstance(rule, StateAtBoundary):
-                self._write(group, table[(last - 1) // size], request.tokens[:last])
+                self._write_all(group, table[(last - 1) // size], request.tokens[:last])
                 continue
             for index in range(first // size, last // size):
                 if not table[index].is_null:
-                    self._write(group, table[index], request.tokens[: (index + 1) * size])
+                    self._write_all(group, table[index], request.tokens[: (index + 1) * size])
 
-    def _write(self, group: int, block: Block, tokens: list[int]) -> None:
-        for rank, kvs in enumerate(self.ranks):
-            unit: U8 = np.frombuffer(self._content(rank, group, tokens), dtype=np.uint8)
-            kvs[group].memory[kvs[group].byte_places[block.block_id]] = unit
+    def _write_all(self, group: int, block: Block, tokens: list[int]) -> None:
+        for rank in range(len(self.ranks)):
+            self._write(rank, group, block, tokens)
+
+    def _write(self, rank: int, group: int, block: Block, tokens: list[int]) -> None:
+        kv = self.ranks[rank][group]
+        unit: U8 = np.frombuffer(self._content(rank, group, tokens), dtype=np.uint8)
+        kv.memory[kv.byte_places[block.block_id]] = unit
 
     def _content(self, rank: int, group: int, tokens: list[int]) -> bytes:
         unit_bytes = self.ranks[rank][group].layout.unit_bytes

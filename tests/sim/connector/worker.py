@@ -200,7 +200,7 @@ class SimWorker:
     def _report(self, load: _Load, failed_requests: set[str], failed_blocks: set[int]) -> LoadReport:
         order = load.order
         load_bytes = UNIT_BYTES * len(order.block_ids)
-        report = LoadReport(order.request_id, load_bytes, 0.001, tuple(load.failures), order.refusal, self.rank)
+        report = LoadReport(order.request_id, load_bytes, 0.001, tuple(load.failures), order.refusal, rank=self.rank)
         if not report.is_whole:
             self.seen["load failures"] += 1
             if self.can_fail_by_block and not report.refusal:
@@ -232,7 +232,7 @@ class SimWorker:
         count = len(save.writes)
         for _ in range(self.rng.choice((0, 1, count, count))):
             if save.writes:
-                result = save.run.written(self._save_shard(save.run.order, save.writes.pop(0)))
+                result = save.run.written(self._save_shard(save.run.order, save.writes.pop(0)), "simulated")
         if result is not None:
             self.seen["saves"] += 1
         return result

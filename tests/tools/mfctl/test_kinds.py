@@ -73,3 +73,11 @@ def test_one_question_at_a_time(tmp_path: Path) -> None:
     shown = run("--wheel", str(wheel), "--model", str(tmp_path))
     assert shown.exit_code == 2
     assert "exclude each other" in shown.output
+
+
+@pytest.mark.parametrize("rate", ["nan", "inf", "0", "-1"])
+@pytest.mark.parametrize("option", ["--link-rate", "--device-rate"])
+def test_a_rate_is_a_number_above_0(tmp_path: Path, option: str, rate: str) -> None:
+    shown = run("--model", str(tmp_path), option, rate)
+    assert shown.exit_code == 2
+    assert option in shown.output

@@ -185,7 +185,7 @@ SHORT = "A recipe for bread: take flour, water, salt and a little yeast, and wai
 LONG = "In the evening the engine was taken apart; every bolt lay on the bench beside its nut. " * 8
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.nightly)], ids=str)
 def test_after_another_text_only_the_first_layer_is_right(smollm2: RealModel, dtype: torch.dtype) -> None:
     """Why turning is opt-in: deeper layers have read what came before."""
     model = copy.deepcopy(smollm2.model)

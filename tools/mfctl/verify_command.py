@@ -1,0 +1,215 @@
+"""``mfctl verify``."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from meshfusion.jbof.errors import ConfigError
+from meshfusion.tools.mfctl.output import EXIT_FAILURE, format_option, print_fields, print_json, print_table
+
+if TYPE_CHECKING:
+    from meshfusion.tools.verify.run import Report
+
+_OURS = ("model", "kv_transfer_config", "skip_tokenizer_init", "disable_log_stats")
+_KEPT = {"load_always": True, "lookup_deadline_ms": 5000}
+"""What is worth loading and how long a lookup may take are no part of what is tested: every hit shall be seen."""
+
+
+@click.command()
+@click.option(
+    "--model", required=True, type=click.Path(path_type=Path, exists=True, file_okay=False), metavar="FOLDER",
+    help="The model's folder.",
+)  # fmt: skip
+@click.option(
+    "--connector", type=click.Path(path_type=Path, readable=False), metavar="FILE",
+    help="vLLM's --kv-transfer-config, or its extra config alone: the pool or service to try. Without it: a pool in a "
+    "temporary folder.",
+)  # fmt: skip
+@click.option(
+    "--pool-size", default="4GiB", show_default=True, help="Without --connector: size bound of the pool's file."
+)
+@click.option(
+    "--context", default=4096, show_default=True, type=click.IntRange(2), metavar="N",
+    help="The engines' max_model_len; prompts that do not fit are left out.",
+)  # fmt: skip
+@click.option(
+    "--engine-option", "engine_options", multiple=True, metavar="KEY=VALUE",
+    help="An argument of vllm.LLM, its value as JSON or text; may be given several times. Use what you serve with.",
+)  # fmt: skip
+@click.option(
+    "--seed", type=int, metavar="N", help="Of the prompts, to repeat a run; without it they are new in every run."
+)
+@format_option
+def verify(
+    model: Path, connector: Path | None, pool_size: str, context: int, engine_options: tuple[str, ...],
+    seed: int | None, output_format: str,
+) -> None:  # fmt: skip
+    """Accept an installation: one engine computes prompts and saves them, a fresh one loads them; all is compared.
+
+    Tokens must be equal, log-probabilities within what the first engine's own answers differ by, and the KV blocks that
+    were loaded must hold the bytes that were computed. Exits 1 on any difference, and when nothing was loaded. The
+    prompts are of random tokens, on both sides of block and chunk boundaries and with shared prefixes; in a pool that
+    is kept they stay, as other chunks do. Takes two starts of the engine, on this machine's devices.
+    """
+    from meshfusion.tools.quickstart_inputs import check_model_dir, check_pool_size
+    from meshfusion.tools.verify.run import Plan, compute, load, report_of
+
+    options = {"max_model_len": context, **parse_engine_options(engine_options), "model": str(model.absolute())}
+    check_model_dir(model)
+    if connector is None:
+        check_pool_size(pool_size)
+    extra = _read_connector(connector) if connector is not None else None
+    with _work_folder() as work:
+        if extra is None:
+            extra = {"pool": {"path": str(work.path / "pool"), "size": pool_size}}
+        plan = Plan(engine_arguments(options, extra), work.path, _new_seed() if seed is None else seed)
+        _note("first engine: computes and saves")
+        computed = compute(plan, _note)
+        _note("second engine: loads")
+        report = report_of(plan, computed, load(plan, computed.prompts, _note))
+        work.is_evidence = not report.is_passed
+    if output_format == "json":
+        print_json(report)
+    else:
+        print_report(report)
+    if not report.is_passed:
+        sys.exit(EXIT_FAILURE)
+
+
+@dataclass
+class _Work:
+    path: Path
+    is_evidence: bool = True
+
+
+@contextmanager
+def _work_folder() -> Iterator[_Work]:
+    """For the engines' logs and the pool. What did not pass is kept: the report is filed with it."""
+    work = _Work(Path(tempfile.mkdtemp(prefix="mfctl-verify-")))
+    try:
+        yield work
+    finally:
+        if work.is_evidence:
+            _note(f"kept for a report: {work.path}")
+        else:
+            shutil.rmtree(work.path, ignore_errors=True)
+
+
+def engine_arguments(options: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
+    """Of ``vllm.LLM``, with this connector. ``extra``: its own configuration."""
+    return {
+        **options,
+        "skip_tokenizer_init": True,
+        "disable_log_stats": False,
+        "kv_transfer_config": {
+            "kv_connector": "MeshFusionConnector",
+            "kv_connector_module_path": "meshfusion.host.connector.vllm",
+            "kv_role": "kv_both",
+            "kv_load_failure_policy": "recompute",
+            "kv_connector_extra_config": {**extra, **_KEPT},
+        },
+    }
+
+
+def parse_engine_options(given: Sequence[str]) -> dict[str, Any]:
+    """Raises UsageError for what is no KEY=VALUE, and for keys that are verify's own."""
+    options: dict[str, Any] = {}
+    for text in given:
+        key, equals, value = text.partition("=")
+        key = key.strip().lstrip("-").replace("-", "_")
+        if not key.isidentifier() or not equals:
+            raise click.UsageError(f"--engine-option {text!r} is not KEY=VALUE, such as dtype=bfloat16.")
+        if key in _OURS:
+            raise click.UsageError(f"--engine-option {key} is set by verify itself.")
+        try:
+            options[key] = json.loads(value)
+        except ValueError:
+            options[key] = value
+    return options
+
+
+def _read_connector(file: Path) -> dict[str, Any]:
+    """The connector's own configuration. Raises ConfigError that tells every problem."""
+    from meshfusion.dpu.config import read_config_file
+    from meshfusion.host.connector.config import EXTRA_CONFIG, OnUnsupported
+    from meshfusion.tools.mfctl.connector_config import check_connector_config
+
+    document = read_config_file(file)
+    check_connector_config(document, str(file))
+    data = document.data
+    extra: dict[str, Any] = data.get(EXTRA_CONFIG, data)
+    if extra.get("on_unsupported") == OnUnsupported.SERVE_WITHOUT_CACHE.value:
+        raise ConfigError(
+            f"{file}: with on_unsupported: serve_without_cache an engine may run without the connector",
+            next_step="remove on_unsupported: the engine then says why it cannot be served",
+        )
+    return extra
+
+
+def _new_seed() -> int:
+    return int.from_bytes(os.urandom(4), "little")
+
+
+def _note(text: str) -> None:
+    click.echo(f"... {text}", err=True)
+
+
+def print_report(report: Report) -> None:
+    print_fields(
+        [
+            ("result", "passed" if report.is_passed else "FAILED"),
+            ("model", f"{report.model} ({report.dtype})"),
+            ("identity", report.identity),
+            ("versions", ", ".join(f"{name} {number}" for name, number in report.versions.items())),
+            ("device", f"{report.device} ({report.platform})"),
+            ("path", report.path or "-"),
+            ("chunks of", f"{report.chunk_tokens} tokens"),
+            ("the engine's own answers", f"log-probabilities differ by up to {report.run_to_run_variation:.3g}"),
+            ("tolerance", f"{report.tolerance:.3g}"),
+            ("prompts' seed", report.seed),
+        ]
+    )
+    click.echo()
+    print_table(
+        ["GROUP", "CLASS", "LAYERS", "BLOCK", "NEEDED TO RESUME", "BLOCK BYTES", "LOADED", "COMPARED", "DIFFERENT"],
+        [
+            (
+                *(number, group["spec"], group["layers"], f"{group['block_tokens']} tokens", group["needs"]),
+                *(group["block_bytes"], found.loaded_blocks, found.compared_blocks, found.differing_blocks),
+            )
+            for number, (group, found) in enumerate(zip(report.groups, report.group_results, strict=True))
+        ],
+    )
+    click.echo()
+    print_table(
+        ["PROMPT", "TOKENS", "LOADED", "BLOCKS", "COMPARED", "DIFFERENT", "SAME TOKENS", "OWN DIFF.", "DIFFERENCE"],
+        [
+            (
+                *(found.name, found.prompt_tokens, found.loaded_tokens, found.loaded_blocks, found.compared_blocks),
+                *(found.differing_blocks, "yes" if found.are_tokens_equal else "NO"),
+                *(f"{found.own_difference:.3g}", f"{found.difference:.3g}"),
+            )
+            for found in report.prompts
+        ],
+    )
+    click.echo()
+    names = sorted(report.saver_counts.keys() | report.loader_counts.keys())
+    print_table(
+        ["COUNT", "FIRST ENGINE", "SECOND ENGINE"],
+        [(name, report.saver_counts.get(name, 0), report.loader_counts.get(name, 0)) for name in names],
+    )
+    if report.problems:
+        click.echo()
+        for problem in report.problems:
+            click.echo(f"problem: {problem}")
