@@ -215,7 +215,7 @@ def test_trouble_while_blocks_are_compared(
     monkeypatch.setattr(auditor_module, "drift_of", slow)
     engine = start(audit={"share": 1.0, "alarms_max": 1})
     engine.add(make_request("a", TOKENS))
-    engine.step_until(lambda: engine.worker._auditor is not None and engine.worker._auditor._thread is not None)
+    engine.step_until(lambda: engine.worker.parts.auditor._thread is not None)
     assert engine.side.has_work
     actions: dict[str, Callable[[], None]] = {
         "abort": lambda: engine.abort("a"), "reset": engine.side.reset, "close": lambda: None,

@@ -209,7 +209,7 @@ def gate() -> Iterator[threading.Event]:
 
 def hold_reads(monkeypatch: pytest.MonkeyPatch, engine: MiniEngine, rank: int, gate: threading.Event) -> None:
     """Of one rank, until ``gate`` is open."""
-    load, memory = StagedLoader.load, engine.workers[rank]._memory
+    load, memory = StagedLoader.load, engine.workers[rank].parts.memory
 
     def load_then(loader: StagedLoader, job: LoadJob, span: Span) -> list[UnitFailure | None]:
         if loader._medium.memory is memory:
@@ -269,9 +269,7 @@ def test_a_rank_that_is_too_late_is_abandoned_and_all_is_recomputed(
 def test_nothing_is_asked_or_saved_while_one_rank_has_no_path(pool: Pool, start: EngineFactory, rank: int) -> None:
     tokens = saved(start, pool)
     engine = start_engine(start)
-    slot = engine.workers[rank]._slot
-    assert slot is not None
-    slot._open_path = raising(MediaError("no way", next_step="-"))
+    engine.workers[rank].parts.slot._open_path = raising(MediaError("no way", next_step="-"))
     request = engine.add(make_request("reader", tokens))
     other = engine.add(make_request("writer", prompt(2 * CHUNK_TOKENS, seed=2)))
     engine.run()
