@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from meshfusion.host.connector.estimate import EstimateOptions, LoadEstimate
-from meshfusion.host.connector.lookups import LoadPart, StartLoad
+from meshfusion.host.connector.load_parts import LoadPart
+from meshfusion.host.connector.lookups import StartLoad
 from meshfusion.host.connector.read_failures import ReadFailures
 from meshfusion.host.connector.vllm.messages import LoadOrder, LoadReport
 from meshfusion.host.kv.chunk_form import ChunkForm
