@@ -45,7 +45,10 @@ def drifting(engine: MiniEngine) -> MiniEngine:
 
 
 def saved_wrongly(start: EngineFactory, pool: Pool, *prompts: list[int]) -> None:
-    writer = drifting(start())
+    saved_by(drifting(start()), pool, *prompts)
+
+
+def saved_by(writer: MiniEngine, pool: Pool, *prompts: list[int]) -> None:
     for number, tokens in enumerate(prompts):
         writer.add(make_request(f"w{number}", tokens))
         writer.run(tokens_max=len(TOKENS))  # in one step: nothing of it is read

@@ -80,7 +80,10 @@ def test_what_all_ranks_saved_all_ranks_load(pool: Pool, start: EngineFactory, r
     save_prompt(first, tokens)
     committed_by(first, 3)
     unit_bytes = first.kvs[0].layout.unit_bytes
-    assert first.side.counts()["saved_bytes"] == 3 * 2 * unit_bytes * ranks
+    counts = first.side.counts()
+    assert counts["saved_bytes"] == 3 * 2 * unit_bytes * ranks
+    # Of each rank: a descriptor for each of three layers of six blocks, in three chunks.
+    assert (counts["save_descriptors_staged"], counts["save_chunks_staged"]) == (18 * ranks, 3 * ranks)
     settle(first, pool)
     for chunk in chunks_of(pool):
         assert [shard.rank for shard in chunk.shards] == list(range(ranks))
@@ -90,6 +93,7 @@ def test_what_all_ranks_saved_all_ranks_load(pool: Pool, start: EngineFactory, r
     assert request.loaded_tokens == 3 * CHUNK_TOKENS
     counts = second.side.counts()
     assert (counts["loaded_blocks"], counts["loaded_bytes"]) == (6, 6 * unit_bytes * ranks)
+    assert (counts["load_descriptors_staged"], counts["load_chunks_staged"]) == (18 * ranks, 3 * ranks)
     settle(second, pool)
 
 
@@ -116,6 +120,34 @@ def test_four_ranks_two_of_which_each_hold_the_same(pool: Pool, start: EngineFac
     assert [[shard.rank for shard in chunk.shards] for chunk in chunks_of(pool)] == [[0, 2]] * 2
     second = start_engine(start, 4, ranks_per_shard=(2,))
     assert save_prompt(second, tokens, "reader").loaded_tokens == 2 * CHUNK_TOKENS
+    settle(second, pool)
+
+
+@pytest.mark.parametrize("per_shard", [(1, 3), (3, 1)])
+def test_three_ranks_that_hold_the_same_of_one_group_alone(
+    pool: Pool, start: EngineFactory, per_shard: tuple[int, int]
+) -> None:
+    first = start_engine(start, 3, rules=HYBRID, ranks_per_shard=per_shard)
+    tokens = prompt(4 * CHUNK_TOKENS + 5)
+    save_prompt(first, tokens)
+    settle(first, pool)
+    for chunk in chunks_of(pool):
+        assert [shard.rank for shard in chunk.shards] == ([0, 1, 2] if per_shard[chunk.group] == 1 else [0])
+    second = start_engine(start, 3, rules=HYBRID, ranks_per_shard=per_shard)
+    assert save_prompt(second, tokens, "reader").loaded_tokens == 4 * CHUNK_TOKENS
+    settle(second, pool)
+
+
+def test_ranks_that_report_in_another_order(pool: Pool, start: EngineFactory) -> None:
+    first = start_engine(start, 3)
+    first.workers.reverse()
+    tokens = prompt(3 * CHUNK_TOKENS + 1)
+    save_prompt(first, tokens)
+    settle(first, pool)
+    second = start_engine(start, 3)
+    second.workers.reverse()
+    assert save_prompt(second, tokens, "reader").loaded_tokens == 3 * CHUNK_TOKENS
+    assert second.side.counts().get("failed_blocks", 0) == 0
     settle(second, pool)
 
 
