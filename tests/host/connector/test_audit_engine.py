@@ -24,7 +24,8 @@ from tests.host.support.engine_on_pool import (
     settle,
 )
 from tests.host.support.kv_memory import layer_outermost, of_blocks, on_one_grid
-from tests.host.support.mini_engine import MiniEngine, make_request
+from tests.host.support.mini_engine import MiniEngine
+from tests.host.support.mini_request import make_request
 from tests.host.support.waiting import until
 
 TOKENS = prompt(4 * CHUNK_TOKENS)
@@ -33,14 +34,14 @@ ALL: dict[str, Any] = {"audit": {"share": 1.0, "alarms_max": 2}}
 
 def drifting(engine: MiniEngine) -> MiniEngine:
     """It computes other KV than its identity promises: what it saves has right digests."""
-    write = engine._write
+    write = engine.model.write
 
     def write_other(rank: int, group: int, block: Any, tokens: list[int]) -> None:
         write(rank, group, block, tokens)
         kv = engine.ranks[rank][group]
         kv.memory[kv.byte_places[block.block_id][2 * 1236 + 1]] ^= 0x40  # one number of the third layer becomes huge
 
-    engine._write = write_other  # type: ignore[method-assign]
+    engine.model.write = write_other  # type: ignore[method-assign]
     return engine
 
 
@@ -119,14 +120,14 @@ def test_an_engine_that_varies_learns_by_how_much(pool: Pool, start: EngineFacto
     committed(pool, 4)
     engine = start(**ALL)
     ask(engine, "a")
-    write = engine._write
+    write = engine.model.write
 
     def write_a_little_else(rank: int, group: int, block: Any, tokens: list[int]) -> None:
         write(rank, group, block, tokens)
         kv = engine.ranks[rank][group]
         kv.memory[kv.byte_places[block.block_id][0]] ^= 1  # the last bit of one number
 
-    engine._write = write_a_little_else  # type: ignore[method-assign]
+    engine.model.write = write_a_little_else  # type: ignore[method-assign]
     engine.add(make_request("b", TOKENS))
     engine.run(tokens_max=len(TOKENS))
     measures = engine.side.measures()

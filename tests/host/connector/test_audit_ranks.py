@@ -37,7 +37,7 @@ def test_every_rank_compares(pool: Pool, start: EngineFactory, options: dict[str
 
 def drifting_on(engine: MiniEngine, drifting_rank: int) -> MiniEngine:
     """There one number of the second layer is another than its identity promises."""
-    write = engine._write
+    write = engine.model.write
 
     def write_other(rank: int, group: int, block: Any, tokens: list[int]) -> None:
         write(rank, group, block, tokens)
@@ -45,7 +45,7 @@ def drifting_on(engine: MiniEngine, drifting_rank: int) -> MiniEngine:
             kv = engine.ranks[rank][group]
             kv.memory[kv.byte_places[block.block_id][1236 + 1]] ^= 0x40
 
-    engine._write = write_other  # type: ignore[method-assign]
+    engine.model.write = write_other  # type: ignore[method-assign]
     return engine
 
 
@@ -81,7 +81,8 @@ def test_a_report_that_comes_twice_is_our_mistake(pool: Pool, start: EngineFacto
     save_prompt(start_engine(start), TOKENS)
     committed(pool, 4)
     engine = start_engine(start, **ALL)
-    pipeline, former = engine.side._audit_pipeline, []
+    pipeline = engine.side._audit_pipeline
+    former: list[AuditReport] = []
     reported = pipeline.reported
 
     def keep(reports: tuple[AuditReport, ...], identity: bytes) -> None:

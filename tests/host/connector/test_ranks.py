@@ -33,7 +33,8 @@ from tests.host.support.engine_on_pool import (
     settle,
 )
 from tests.host.support.kv_memory import KvMemory, layer_outermost, on_one_grid
-from tests.host.support.mini_engine import MiniEngine, make_request
+from tests.host.support.mini_engine import MiniEngine
+from tests.host.support.mini_request import make_request
 
 HYBRID: tuple[ResumeRule, ...] = (WholePrefix(), LastWindow(40))
 BLOCKS = 200

@@ -8,12 +8,10 @@ import hashlib
 import math
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import torch
 from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
 from vllm.v1.outputs import KVConnectorOutput
@@ -31,9 +29,10 @@ from meshfusion.host.memory.kv_memory import KvMemory as KvMemoryProtocol
 from meshfusion.host.path.block_layout import Runs
 from meshfusion.host.pool_client import PoolClient
 from meshfusion.jbof.digest import DigestKernels
-from tests.host.support.attention import attended
-from tests.host.support.kv_memory import BLOCK_TOKENS, U8, KvMemory
-from tests.host.support.mini_blocks import Block, BlockPool, Manager
+from tests.host.support.kv_memory import BLOCK_TOKENS, KvMemory
+from tests.host.support.mini_blocks import BlockPool, Manager
+from tests.host.support.mini_model import MiniModel
+from tests.host.support.mini_request import Request
 
 IDENTITY = hashlib.sha256(b"a model").digest()
 
@@ -49,42 +48,6 @@ class KeepOpen:
 
     def close(self) -> None:
         pass
-
-
-@dataclass(slots=True)
-class Request:
-    request_id: str
-    tokens: list[int]
-    block_hashes: list[bytes]  # several for each block, where the engine hashes finer than it allocates
-    num_computed_tokens: int = 0
-    lora_request: Any = None
-    skip_reading_prefix_cache: bool = False
-    stage: str = "waiting"  # waiting, loading, loaded, running, done
-    loaded_tokens: int = 0  # of the last load, as far as it went well
-    recomputed_tokens: int = 0
-
-    @property
-    def num_tokens(self) -> int:
-        return len(self.tokens)
-
-
-def make_request(request_id: str, tokens: list[int], *, hashes_per_block: int = 1) -> Request:
-    hash_tokens = BLOCK_TOKENS // hashes_per_block
-    hashes, parent = [], b""
-    for end in range(hash_tokens, len(tokens) + 1, hash_tokens):
-        parent = hashlib.sha256(parent + repr(tokens[end - hash_tokens : end]).encode()).digest()
-        hashes.append(parent)
-    return Request(request_id, tokens, hashes)
-
-
-def content(group: int, tokens: list[int], unit_bytes: int, shard: int = 0) -> bytes:
-    """What a block of ``group`` holds that ends after ``tokens``: KV, or a state, is a function of all before it.
-    ``shard``: on which ranks."""
-    about = (group, tokens, shard) if shard else (group, tokens)
-    seed = int.from_bytes(hashlib.sha256(repr(about).encode()).digest()[:8], "little")
-    raw: U8 = np.random.default_rng(seed).integers(0, 256, unit_bytes, dtype=np.uint8)
-    raw[1::2] &= 0xBF  # as bfloat16 they are numbers between -2 and 2
-    return raw.tobytes()
 
 
 class MiniEngine:
@@ -110,13 +73,13 @@ class MiniEngine:
     ) -> None:
         self.kvs = (kv,) if isinstance(kv, KvMemory) else tuple(kv)
         self.ranks = (self.kvs, *map(tuple, more_ranks))
-        self._ranks_per_shard = ranks_per_shard
         self.rules = tuple(rules)
         self.config = parse_connector_config(
             {"service": "unix:///unused", "lookup_deadline_ms": 5000, "load_always": True, **config}
         )
         layouts = tuple(group.layout for group in self.kvs)
         self.manager = Manager(BlockPool(layouts[0].block_count))
+        self.model = MiniModel(self.ranks, self.rules, self.manager, ranks_per_shard)
         chunk_tokens = blocks_per_chunk * math.lcm(*(layout.block_tokens for layout in layouts))
         plans = tuple(
             GroupPlan(i, rule, layout.block_tokens, chunk_tokens)
@@ -183,7 +146,7 @@ class MiniEngine:
                 self.side.allocated(request, self.manager.block_ids(request.request_id), 0)
                 request.stage = "running"
             if request.stage == "running":
-                self._retire(request)
+                self.model.retire(request)
         scheduled = {
             request.request_id: min(tokens_max, request.num_tokens - request.num_computed_tokens)
             for request in self.requests.values()
@@ -240,7 +203,7 @@ class MiniEngine:
 
     def is_right(self, request: Request) -> bool:
         """Is what the next token would read what the request's tokens say?"""
-        return not self._wrong_reads(request)
+        return not self.model.wrong_reads(request)
 
     def assert_nothing_held(self) -> None:
         """Every reference is given back, here and in the connector."""
@@ -281,9 +244,6 @@ class MiniEngine:
             for kv in self.ranks[rank]
         )
 
-    def _groups(self) -> Iterator[tuple[int, KvMemory, ResumeRule]]:
-        return ((i, kv, rule) for i, (kv, rule) in enumerate(zip(self.kvs, self.rules, strict=True)))
-
     def _try_admit(self, request: Request, admit: str, local_tokens: int) -> None:
         external = self.side.matched_tokens(request, local_tokens)
         if external is None or admit == "no":
@@ -294,9 +254,9 @@ class MiniEngine:
             counts = [-(-request.num_tokens // kv.layout.block_tokens) for kv in self.kvs]
             if not self.manager.allocate(request_id, counts):
                 return
-        self._compute(request, 0, local_tokens)  # what the engine's own prefix cache would have held
+        self.model.compute(request, 0, local_tokens)  # what the engine's own prefix cache would have held
         request.num_computed_tokens = local_tokens + take
-        self._retire(request)
+        self.model.retire(request)
         self.side.allocated(request, self.manager.block_ids(request_id), take)
         request.stage = "loading" if take else "running"
         request.loaded_tokens = take
@@ -325,72 +285,19 @@ class MiniEngine:
         request.num_computed_tokens = min(request.num_computed_tokens, request.num_tokens - 1)
         request.stage = "loaded"
 
-    def _retire(self, request: Request) -> None:
-        """Blocks that no token to come reads are given back, as the engine does at every pass."""
-        for group, kv, rule in self._groups():
-            first_token = rule.first_token(request.num_computed_tokens)
-            self.manager.retire(request.request_id, group, first_token // kv.layout.block_tokens)
-
     def _snapshots(self, scheduled: dict[str, int]) -> dict[str, list[tuple[int, int, int]]]:
         """States that these steps end with, where they end with a block."""
         found: dict[str, list[tuple[int, int, int]]] = {}
         for request_id, count in scheduled.items():
             end = self.requests[request_id].num_computed_tokens + count
-            for group, kv, rule in self._groups():
+            for group, kv, rule in self.model.groups():
                 if isinstance(rule, StateAtBoundary) and end % kv.layout.block_tokens == 0:
                     block = self.manager.tables[request_id][group][end // kv.layout.block_tokens - 1]
                     found.setdefault(request_id, []).append((group, block.block_id, end))
         return found
 
     def _forward(self, request: Request, count: int) -> None:
-        assert not (wrong := self._wrong_reads(request)), wrong
-        self._compute(request, request.num_computed_tokens, request.num_computed_tokens + count)
+        assert not (wrong := self.model.wrong_reads(request)), wrong
+        self.model.compute(request, request.num_computed_tokens, request.num_computed_tokens + count)
         request.num_computed_tokens += count
         request.recomputed_tokens += count
-
-    def _wrong_reads(self, request: Request) -> list[str]:
-        """What the next token reads of full blocks, and of the state, and finds to be something else."""
-        wrong = []
-        done = request.num_computed_tokens
-        for group, kv, rule in self._groups():
-            size, table = kv.layout.block_tokens, self.manager.tables[request.request_id][group]
-            for index in sorted({token // size for token in attended(rule, done)}):
-                is_state = isinstance(rule, StateAtBoundary)
-                end = done if is_state else (index + 1) * size
-                if end > done:
-                    continue  # not full: this engine writes whole blocks only
-                block = table[index]
-                for rank, kvs in enumerate(self.ranks):
-                    right = self._content(rank, group, request.tokens[:end])
-                    if block.is_null or kvs[group].unit(block.block_id) != right:
-                        wrong.append(
-                            f"{request.request_id}: rank {rank}, group {group}, block {index} of {done} tokens"
-                        )
-        return wrong
-
-    def _compute(self, request: Request, first: int, last: int) -> None:
-        """Fills every block that these tokens complete. A block is whole or not at all: enough for full blocks."""
-        if first == last:
-            return
-        for group, kv, rule in self._groups():
-            size, table = kv.layout.block_tokens, self.manager.tables[request.request_id][group]
-            if isinstance(rule, StateAtBoundary):
-                self._write_all(group, table[(last - 1) // size], request.tokens[:last])
-                continue
-            for index in range(first // size, last // size):
-                if not table[index].is_null:
-                    self._write_all(group, table[index], request.tokens[: (index + 1) * size])
-
-    def _write_all(self, group: int, block: Block, tokens: list[int]) -> None:
-        for rank in range(len(self.ranks)):
-            self._write(rank, group, block, tokens)
-
-    def _write(self, rank: int, group: int, block: Block, tokens: list[int]) -> None:
-        kv = self.ranks[rank][group]
-        unit: U8 = np.frombuffer(self._content(rank, group, tokens), dtype=np.uint8)
-        kv.memory[kv.byte_places[block.block_id]] = unit
-
-    def _content(self, rank: int, group: int, tokens: list[int]) -> bytes:
-        unit_bytes = self.ranks[rank][group].layout.unit_bytes
-        per_shard = self._ranks_per_shard[group] if self._ranks_per_shard else 1
-        return content(group, tokens, unit_bytes, rank // per_shard)
