@@ -18,7 +18,7 @@ from meshfusion.host.kv.classify import PLAIN_CACHE_DTYPES, group_refusals, serv
 from meshfusion.host.kv.identity import installed_engine_version
 from meshfusion.host.kv.layout import layer_specs
 from meshfusion.host.kv.resume import ResumeRule
-from meshfusion.host.kv.versions import SUPPORTED_MINORS
+from meshfusion.host.kv.versions import SEVERAL_RANKS_MINORS, SUPPORTED_MINORS
 from meshfusion.jbof.errors import UnsupportedError
 
 HASH_ALGORITHMS = ("sha256", "sha256_cbor")  # the others are not collision resistant
@@ -156,7 +156,8 @@ def refusals(
 ) -> tuple[str, ...]:
     """Everything about the engine that is not known to be right; empty means go. May be called in both roles."""
     findings = _Findings()
-    _check_version(findings, version or installed_engine_version())
+    version = version or installed_engine_version()
+    _check_version(findings, version)
     _check_groups(findings, kv_cache_config)
     findings.expect(vllm_config, "vllm_config", _CONFIG)
     if not force_load_failure_policy:
@@ -164,7 +165,7 @@ def refusals(
     _check_hashing(findings, vllm_config)
     _check_block_sizes(findings, vllm_config, kv_cache_config)
     _check_shared_layers(findings, vllm_config)
-    _check_ranks(findings, vllm_config)
+    _check_ranks(findings, vllm_config, version)
     return tuple(findings.lines)
 
 
@@ -176,8 +177,12 @@ def environment_refusals(environ: Mapping[str, str] = os.environ) -> tuple[str, 
     return tuple(findings.lines)
 
 
+def _minor(version: str) -> str:
+    return ".".join(version.split(".")[:2])
+
+
 def _check_version(findings: _Findings, version: str) -> None:
-    if ".".join(version.split(".")[:2]) not in SUPPORTED_MINORS:
+    if _minor(version) not in SUPPORTED_MINORS:
         findings.refuse(
             f"vLLM {version} is not one of the proven versions",
             f"install {_VERSIONS}",
@@ -254,10 +259,17 @@ def _check_shared_layers(findings: _Findings, config: Any) -> None:
         findings.refuse(f"layers {shared} use the KV of other layers (cross-layer KV sharing)", _WITHOUT)
 
 
-def _check_ranks(findings: _Findings, config: Any) -> None:
+def _check_ranks(findings: _Findings, config: Any, version: str) -> None:
     ranks = findings.read(config, "parallel_config.tensor_parallel_size", "vllm_config")
-    if ranks is not _MISSING and not (isinstance(ranks, int) and ranks >= 1):
+    if ranks is _MISSING:
+        return
+    if not (isinstance(ranks, int) and ranks >= 1):
         findings.refuse(f"vllm_config.parallel_config.tensor_parallel_size is {ranks!r}", "set it to a count of ranks")
+    elif ranks > 1 and _minor(version) not in SEVERAL_RANKS_MINORS:
+        findings.refuse(
+            f"vllm_config.parallel_config.tensor_parallel_size is {ranks}, not proven with vLLM {version}",
+            f"set it to 1, or install vLLM {' or '.join(SEVERAL_RANKS_MINORS)}",
+        )
 
 
 def served_rules(kv_cache_config: Any) -> tuple[ResumeRule, ...]:

@@ -152,6 +152,27 @@ def test_ranks_that_report_in_another_order(pool: Pool, start: EngineFactory) ->
     settle(second, pool)
 
 
+def test_a_report_of_a_run_that_comes_twice_is_our_mistake(pool: Pool, start: EngineFactory) -> None:
+    engine = start_engine(start)
+    pipeline = engine.side._pipeline
+    told: list[RunWritten] = []
+    written = pipeline.written
+
+    def keep(now_s: float, results: tuple[RunWritten, ...]) -> None:
+        told.extend(results)
+        written(now_s, results)
+
+    pipeline.written = keep  # type: ignore[method-assign]
+    save_prompt(engine, prompt(CHUNK_TOKENS))
+    committed_by(engine, 1)
+    settle(engine, pool)
+    assert sorted(result.rank for result in told) == [0, 1]
+    with pytest.raises(AssertionError, match="a run that is settled"):
+        written(0.0, (told[1],))
+    settle(engine, pool)
+    assert engine.side.counts()["chunks_committed"] == len(chunks_of(pool)) == 1
+
+
 def test_engines_of_another_number_of_ranks_do_not_share(pool: Pool, start: EngineFactory) -> None:
     """Their identities differ (tensor size); if they did not, the shards would be refused all the same."""
     first = start_engine(start, 2)

@@ -231,6 +231,20 @@ def test_allowed_variants(state: tuple[Any, Any]) -> None:
     assert refusals(*state, version="0.32.0", force_load_failure_policy=True) == ()
 
 
+@pytest.mark.parametrize(
+    ("ranks", "version", "is_served"), [(1, "0.31.2", True), (2, "0.31.2", False), (2, "0.32.1", True)]
+)
+def test_several_ranks_with_the_versions_they_were_tried_with(
+    state: tuple[Any, Any], ranks: int, version: str, is_served: bool
+) -> None:
+    config("parallel_config.tensor_parallel_size", ranks)(*state)
+    refused = (
+        "vllm_config.parallel_config.tensor_parallel_size is 2, not proven with vLLM 0.31.2; set it to 1, or install "
+        "vLLM 0.32",
+    )
+    assert refusals(*state, version=version) == (() if is_served else refused)
+
+
 def test_everything_is_listed_at_once(state: tuple[Any, Any]) -> None:
     config("parallel_config.pipeline_parallel_size", 2)(*state)
     config("cache_config.enable_prefix_caching", False)(*state)
