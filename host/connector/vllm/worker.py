@@ -162,6 +162,7 @@ class WorkerSide:
 
     @property
     def parts(self) -> _Parts:
+        """Once the KV memory is known; also for tests that look in."""
         assert self._known is not None, "a step of a worker whose KV memory is not known"
         return self._known
 
