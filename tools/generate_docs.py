@@ -39,6 +39,23 @@ told at once. `mfctl config check --connector FILE` tries a whole `--kv-transfer
 ```
 """
 
+CONNECTOR_RANKS = """
+## Several ranks
+
+With `tensor_parallel_size` above 1 (vLLM 0.32) all ranks of an engine are one holder in the service. A chunk has a
+shard for each rank, or one for ranks that hold the same bytes (MLA, fewer KV heads than ranks, as far as the engine
+says so), which the first of them writes and all read; it can be matched when every shard is written, and a load has
+come when it has on every rank. What one rank fails to write is not stored; what one rank fails to load, by its
+deadline or with other bytes, is recomputed by all. Ranks must be alike in all but where their memory lies: the engine
+refuses to start otherwise, or serves without its cache (`on_unsupported`), and names the rank, also when one rank
+alone is off. A rank that dies ends the engine, as vLLM has it; what it had half written is never matched, and what it
+held is given back after its silence.
+
+Audits compare on every rank, and one that a rank could not do comes to nothing. Bytes, descriptors and the chunks
+beside them are counted on each rank and added up, blocks and loads once. Pipeline, context and data parallel engines
+are refused.
+"""
+
 CONNECTOR_EXAMPLE = {
     "kv_connector": "MeshFusionConnector",
     "kv_connector_module_path": "meshfusion.host.connector.vllm",
@@ -67,7 +84,7 @@ def _connector_document() -> str:
     return (
         f"{header}\n## Keys\n\n| key | default | meaning |\n|---|---|---|\n{keys}"
         "\n## Metrics\n\nOn the engine's own Prometheus endpoint, with its labels; vLLM's log line shows the same "
-        f"counts.\n\n| metric | counts |\n|---|---|\n{metrics}"
+        f"counts.\n\n| metric | counts |\n|---|---|\n{metrics}{CONNECTOR_RANKS}"
     )
 
 
