@@ -75,7 +75,7 @@ class Told:
 
     def orders(self) -> list[Effect]:
         """Without alarms."""
-        orders = [effect for effect in self.done if not isinstance(effect, Alarm)]
+        orders: list[Effect] = [effect for effect in self.done if not isinstance(effect, Alarm)]
         self.done.clear()
         return orders
 
