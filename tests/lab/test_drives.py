@@ -54,6 +54,9 @@ def test_drives_as_nvme_cli_sees_them(emulated: Any) -> None:
     assert report["drives"][0]["zone_lbas"] is None
     assert report["drives"][1]["zone_lbas"] == (16 << 20) // 4096
     assert "zoned" in report["drives"][1]["problem"]
+    assert report["registering"] == (
+        "UnsupportedError: /dev/nvme0n1 has no reservations: the drive does not know the command"
+    )
 
 
 def test_one_owner_of_a_disk_with_two_ports(emulated: Any) -> None:
@@ -70,9 +73,3 @@ def test_one_owner_of_a_disk_with_two_ports(emulated: Any) -> None:
     # Each life of a service has an epoch of its own; only who follows an orderly end need not rebuild.
     assert report["epochs"] == [1, 2, 3, 4]
     assert report["rebuilds"] == [False, True, False, True]
-
-
-def test_a_drive_without_reservations_says_so(emulated: Any) -> None:
-    assert emulated("refused")["register"] == (
-        "UnsupportedError: /dev/nvme0n1 has no reservations: the drive does not know the command"
-    )

@@ -36,6 +36,11 @@ def list_command(files: tuple[Path, ...], spdk: Path | None, domains: Path | Non
         print_document(found_object(found), output_format)
         return
     print_table(LIST_HEADERS, [list_row(drive) for drive in found.drives])
+    for drive in found.drives:
+        if drive.capabilities.problem:
+            click.echo(f"{drive.identity} cannot hold a pool: {drive.capabilities.problem}", err=True)
+        if drive.users:
+            click.echo(f"{drive.identity} is in use by {', '.join(drive.users)}", err=True)
     _tell_passed(found)
 
 

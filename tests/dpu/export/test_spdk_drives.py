@@ -17,7 +17,7 @@ from meshfusion.jbof.drives.pages import read_drive
 from meshfusion.jbof.errors import MediaError, UnsupportedError
 from meshfusion.jbof.nvme.status import NvmeCommandError
 
-RECORDING = Path(__file__).parent / "recordings/spdk-26.09-drives.json"
+RECORDING = Path(__file__).parent / "drive_recordings/spdk-26.09-3230130e6a.json"
 
 
 class Replay:

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from meshfusion.jbof.drives.system import server
 from meshfusion.tools.mfctl import drive_sources
 from meshfusion.tools.mfctl.main import mfctl
-from tests.jbof.drives.sysfs_tree import add_ses_slot
+from tests.jbof.drives.sysfs_tree import add_ses_slot, write
 from tests.jbof.drives.test_server import Rig
 
 
@@ -60,6 +60,16 @@ def test_list(machine: Rig) -> None:
     assert "7:0:0:0/node-a/0000:00:03.0/S1" in first
     assert second.startswith("S2/nsid.1")
     assert result.stderr == ("passed over /dev/nvme2n1: it is attached over tcp, not on this machine's bus\n")
+
+
+def test_list_tells_what_speaks_against_a_drive(machine: Rig) -> None:
+    namespace = bytearray(machine.pages[0].identify_pages[0x00, 1, 0])
+    namespace[26] = 5  # its fifth LBA format, which QEMU gives 8 bytes of metadata
+    machine.pages[0].identify_pages[0x00, 1, 0] = bytes(namespace)
+    write(machine.root / "devices/virtual/nvme-subsystem/nvme-subsys1/nvme1n1/holders/md0", "")
+    said = run("list").stderr
+    assert "S1/nsid.1 cannot hold a pool: its logical blocks carry metadata" in said
+    assert "S2/nsid.1 is in use by md0" in said
 
 
 def test_list_as_documents(machine: Rig, tmp_path: Path) -> None:
