@@ -7,8 +7,9 @@ the :class:`Ownership`; :func:`carry_out` does the steps. ::
 
     register our key -> reserve --------------------------> read the record -> write epoch + 1 -> owner
                           | another holds it                        ^
-                          '-> (if it ended in order, or if takeover |
-                              is allowed) preempt and abort it ---->'
+                          '-> (if it ended in order, is an earlier  |
+                              life of ours, or if takeover is       |
+                              allowed) preempt and abort it ------->'
 
 A reservation is never given back while the drive is a pool's: an owner that ends in order only says so in its record.
 On a drive without a reservation an earlier owner that was thought dead, and comes to itself, could write. For the same
@@ -16,6 +17,9 @@ reason a drive should keep reservations through a loss of power (``PERSISTS`` of
 
 Write Exclusive is the type: only the holder writes, and everybody may read, as `mfctl` does beside an owner. Under the
 types for registrants, a service that has registered and not yet been refused could write.
+
+An earlier life of the same service is no other owner, also where the drive sees another host in it: a user-space driver
+may have a new host identifier with each start.
 
 Two processes of one machine are one host to a drive: they are kept apart by a lock of the machine, which is taken
 before (:mod:`meshfusion.jbof.drives.system.file_lock`).
@@ -111,15 +115,19 @@ class DriveOwnedError(PoolBusyError):
 
 
 def take(owner: uuid.UUID, key: int, *, may_take_over: bool) -> Taking:
-    """``key``: random, not 0, never used before: it stands for this life of the service.
+    """``owner``: the service, over all its lives, of which the machine's lock lets one be at a time. ``key``: random,
+    not 0, never used before: it stands for this life.
 
     Raises :class:`DriveOwnedError` while another service owns the drive, unless ``may_take_over``; that must be said
     only when it is known to be dead, or is to be cut off. The host that held it loses what it has under way.
     """
     assert 0 < key < 1 << 64
-    yield Register(key)
     try:
-        was_taken_over = yield from _reserved(key, may_take_over=may_take_over)
+        yield Register(key)
+    except ReservationConflictError as error:  # of the machine's lock: a drive lets any host register
+        raise DriveOwnedError(error.message, next_step=error.next_step) from error
+    try:
+        was_taken_over = yield from _reserved(owner, key, may_take_over=may_take_over)
     except Exception:
         yield from _withdraw(key)
         raise
@@ -183,7 +191,7 @@ def _do(step: Step, reservations: Reservations, records: OwnerRecords) -> object
     return None
 
 
-def _reserved(key: int, *, may_take_over: bool) -> Generator[Step, Any, bool]:
+def _reserved(owner: uuid.UUID, key: int, *, may_take_over: bool) -> Generator[Step, Any, bool]:
     """Whether the drive was taken from an owner that had not ended in order."""
     was_taken_over = False
     for _ in range(_MAX_PREEMPTIONS):
@@ -194,7 +202,8 @@ def _reserved(key: int, *, may_take_over: bool) -> Generator[Step, Any, bool]:
             return was_taken_over
         record: OwnerRecord | None = yield ReadRecord()
         holder = yield from _holder(key, record)
-        has_ended = record is not None and record.is_clean and holder is not None and holder.key == record.key
+        is_recorded = record is not None and holder is not None and holder.key == record.key
+        has_ended = is_recorded and record is not None and (record.is_clean or record.owner == owner)
         if not may_take_over and not has_ended:
             raise _owned(holder)
         if holder is None:

@@ -19,7 +19,10 @@ class Reservations(Protocol):
     """
 
     def register(self, key: int) -> None:
-        """Make ``key`` this host's, whatever it had. Durable, where the drive can do that."""
+        """Make ``key`` this host's, whatever it had. Durable, where the drive can do that.
+
+        A conflict: another process of this machine has the drive.
+        """
 
     def unregister(self, key: int) -> None:
         """Give ``key`` up, and a reservation with it."""

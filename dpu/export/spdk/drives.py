@@ -6,13 +6,11 @@ the same as through Linux' driver: a drive keeps its identity when it changes fr
 
 from __future__ import annotations
 
-import base64
-import binascii
 import struct
 from typing import Any, Final
 
-from meshfusion.dpu.export.errors import StepRefusedError
 from meshfusion.dpu.export.spdk.client import SpdkRpc
+from meshfusion.dpu.export.spdk.passthru import PassedOn, send_command, unknown_form
 from meshfusion.jbof.drives.domain import DomainMap, FailureDomain, Location
 from meshfusion.jbof.drives.drive import Drive, DriveKind, Found, Passed, without_twins
 from meshfusion.jbof.drives.pages import CSI_NVM, read_drive
@@ -21,14 +19,11 @@ from meshfusion.jbof.errors import MediaError, MeshFusionError, UnsupportedError
 from meshfusion.jbof.nvme.admin_commands import IDENTIFY_BYTES
 from meshfusion.jbof.nvme.command import AdminOpcode
 from meshfusion.jbof.nvme.fields import MAX_U16
-from meshfusion.jbof.nvme.status import NvmeCommandError, decode_status
 
 _NSID_ALL: Final = 0xFFFFFFFF
 _SQE: Final = struct.Struct("<BBHI32x6I")
-_CPL: Final = struct.Struct("<I10xH")  # dword 0, and the status with its phase tag
 _TIMEOUT_S: Final = 10.0
 assert _SQE.size == 64
-assert _CPL.size == 16
 
 
 class SpdkDrives:
@@ -54,7 +49,7 @@ class SpdkDrives:
             except MeshFusionError as error:
                 passed.append(Passed(name, error.message, error.next_step))
             except (KeyError, TypeError, AttributeError, IndexError) as error:
-                raise _unknown_form(error) from error
+                raise unknown_form(error) from error
         found = without_twins(drives)
         return Found(found.drives, (*passed, *found.passed))
 
@@ -67,7 +62,7 @@ class SpdkDrives:
                 for path in controller["ctrlrs"]
             }
         except (KeyError, TypeError, AttributeError) as error:
-            raise _unknown_form(error) from error
+            raise unknown_form(error) from error
 
     def _drive(self, bdev: str, paths: Any, controllers: dict[str, str]) -> Drive:
         trid, nsid = paths[0]["trid"], paths[0]["ns_data"]["id"]
@@ -96,56 +91,21 @@ class SpdkPages:
         self._name = name
 
     def identify(self, cns: int, *, nsid: int = 0, csi: int = CSI_NVM) -> bytes:
-        return self._admin(AdminOpcode.IDENTIFY, nsid, cns, csi << 24, IDENTIFY_BYTES)[0]
+        return self._admin(AdminOpcode.IDENTIFY, nsid, cns, csi << 24, IDENTIFY_BYTES).data
 
     def log_page(self, page: int, length_bytes: int, *, nsid: int = _NSID_ALL, group: int = 0) -> bytes:
         assert length_bytes % 4 == 0
         dwords = length_bytes // 4 - 1  # 0's based (Base Figure 198)
         cdw10, cdw11 = (dwords & MAX_U16) << 16 | page, group << 16 | dwords >> 16
-        return self._admin(AdminOpcode.GET_LOG_PAGE, nsid, cdw10, cdw11, length_bytes)[0]
+        return self._admin(AdminOpcode.GET_LOG_PAGE, nsid, cdw10, cdw11, length_bytes).data
 
     def feature(self, feature: int, *, group: int = 0) -> int:
-        return self._admin(AdminOpcode.GET_FEATURES, 0, feature, group, 0)[1]
+        return self._admin(AdminOpcode.GET_FEATURES, 0, feature, group, 0).result
 
-    def _admin(self, opcode: AdminOpcode, nsid: int, cdw10: int, cdw11: int, read_bytes: int) -> tuple[bytes, int]:
-        """The data, and dword 0 of the completion."""
-        try:
-            answer = self._rpc.call(
-                "bdev_nvme_send_cmd",
-                _TIMEOUT_S,
-                name=self._name,
-                cmd_type="admin",
-                data_direction="c2h",
-                cmdbuf=_encoded(_SQE.pack(opcode.value, 0, 0, nsid, cdw10, cdw11, 0, 0, 0, 0)),
-                **({"data_len": read_bytes} if read_bytes else {}),
-            )
-        except StepRefusedError as error:
-            raise MediaError(f"{self._name}: {error.message}", next_step=error.next_step) from error
-        try:
-            result, status = _CPL.unpack(_decoded(answer["cpl"]))
-            data = _decoded(answer["data"]) if read_bytes else b""
-        except (KeyError, TypeError, struct.error, binascii.Error) as error:
-            raise _unknown_form(error) from error
-        if status >> 1:
-            raise NvmeCommandError(decode_status(status), opcode, where=self._name)
-        return data, result
+    def _admin(self, opcode: AdminOpcode, nsid: int, cdw10: int, cdw11: int, read_bytes: int) -> PassedOn:
+        sqe = _SQE.pack(opcode.value, 0, 0, nsid, cdw10, cdw11, 0, 0, 0, 0)
+        return send_command(self._rpc, self._name, opcode, sqe, read_bytes=read_bytes)
 
 
 def _transport_key(trid: Any) -> str:
     return "|".join(str(trid.get(name, "")).lower() for name in ("trtype", "traddr", "trsvcid", "subnqn"))
-
-
-def _encoded(data: bytes) -> str:
-    """URL-safe and padded, as SPDK's spdk_base64_urlsafe_decode wants it."""
-    return base64.urlsafe_b64encode(data).decode()
-
-
-def _decoded(text: str) -> bytes:
-    return base64.urlsafe_b64decode(text)
-
-
-def _unknown_form(error: Exception) -> UnsupportedError:
-    return UnsupportedError(
-        f"SPDK reports its drives in a form that is not known: {type(error).__name__} {error}",
-        next_step="Run a version of SPDK that this version of MeshFusion was tested with.",
-    )

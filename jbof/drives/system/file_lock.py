@@ -35,12 +35,17 @@ class FileReservations:
         """The lock ends with it."""
         os.close(self._fd)
 
-    def register(self, key: int) -> None: ...
+    def register(self, key: int) -> None:
+        """Takes the lock: whoever has it has nobody to contend with any more."""
+        self._lock()
 
     def unregister(self, key: int) -> None:
         fcntl.flock(self._fd, fcntl.LOCK_UN)
 
     def acquire(self, key: int, kind: ReservationType) -> None:
+        self._lock()
+
+    def _lock(self) -> None:
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:

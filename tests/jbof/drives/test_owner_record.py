@@ -19,7 +19,7 @@ from meshfusion.jbof.drives.owner_record import (
     encode_record,
     newest_record,
 )
-from meshfusion.jbof.drives.ownership import DriveOwnedError, OwnerRecord, carry_out, close, take
+from meshfusion.jbof.drives.ownership import KIND, DriveOwnedError, OwnerRecord, carry_out, close, take
 from meshfusion.jbof.drives.reservation import ReservationConflictError
 from meshfusion.jbof.drives.system.file_lock import FileReservations
 from meshfusion.jbof.drives.system.medium_records import MediumRecords
@@ -154,10 +154,11 @@ def test_one_owner_of_a_file(medium: Path) -> None:
     medium_records = MediumRecords(medium, 0, direct=False)
     first, second = FileReservations(medium), FileReservations(medium)
     one = carry_out(take(OWNER, 1, may_take_over=False), first, medium_records)
-    with pytest.raises(DriveOwnedError):
-        carry_out(take(OWNER, 2, may_take_over=False), second, medium_records)
+    for may_take_over in (False, True):
+        with pytest.raises(DriveOwnedError, match="in use by another process"):
+            carry_out(take(OWNER, 2, may_take_over=may_take_over), second, medium_records)
     with pytest.raises(UnsupportedError, match="cannot be cut off"):
-        carry_out(take(OWNER, 2, may_take_over=True), second, medium_records)
+        second.preempt_and_abort(2, 1, KIND)
     first.close()  # as when its process dies
     other = carry_out(take(OWNER, 2, may_take_over=False), second, medium_records)
     assert (one.record.epoch, other.record.epoch, other.needs_rebuild) == (1, 2, True)

@@ -88,6 +88,15 @@ def test_the_same_machine_after_a_crash(drive: SharedDrive) -> None:
     assert drive.keys == {"a": 12}
 
 
+def test_the_same_service_under_another_host_identifier(drive: SharedDrive) -> None:
+    """As with a user-space driver that makes one up at each start."""
+    taken(drive.host("a"), 11)
+    again = taken(drive.host("a-again"), 12)
+    assert (again.needs_rebuild, again.was_taken_over, again.record.epoch) == (True, False, 2)
+    assert drive.preempted == ["a"]
+    assert not drive.may_write("a")
+
+
 def test_release(drive: SharedDrive) -> None:
     run(drive.host("a"), release(taken(drive.host("a"), 11)))
     assert (drive.keys, drive.holder) == ({}, None)
