@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from meshfusion.jbof.errors import UnsupportedError
 from meshfusion.jbof.nvme import reservations as r
-from meshfusion.jbof.nvme.command import Command
+from meshfusion.jbof.nvme.command import FILLS_MEMORY, Command, IoOpcode
 from meshfusion.jbof.nvme.fields import NvmeFieldError, NvmeProtocolError
+from meshfusion.jbof.nvme.key_scope import KeyScope
 from meshfusion.jbof.nvme.reservations import KeyChange, Registrant, ReservationType
-from meshfusion.jbof.nvme.sgl import RemoteMemory, remote_data
-from tests.jbof.nvme.layout import dword, le
+from meshfusion.jbof.nvme.sgl import DataPointer, RemoteMemory, remote_data
+from meshfusion.jbof.nvme.transfer_requests import Reserve
+from tests.jbof.nvme.layout import descriptor, dword, le
 
 KEYS = remote_data(RemoteMemory(0x1000, 16, 5))
 KEY = remote_data(RemoteMemory(0x1000, 8, 5))
@@ -91,6 +95,37 @@ def test_reports_that_cannot_be(data: bytes, said: str) -> None:
 def test_any_bytes_are_read_or_refused(data: bytes, extended: bool) -> None:
     with contextlib.suppress(NvmeProtocolError):
         r.parse_report(data, extended=extended)
+
+
+def request(build: Callable[[DataPointer], Command], scope: KeyScope, *, oncs: bool, rescap: int) -> list[Command]:
+    info, namespace = Mock(), Mock()
+    info.controller.has_reservations = oncs
+    namespace.info.rescap = rescap
+    memory = RemoteMemory(0x1000, 16, 5)
+    return list(Reserve(7, [memory], build).commands(info, namespace, scope))
+
+
+def test_a_request_with_a_key_of_its_command() -> None:
+    def build(data: DataPointer) -> Command:
+        return r.acquire(7, WE, data)
+
+    (by_region,) = request(build, KeyScope.REGION, oncs=True, rescap=2)
+    assert (descriptor(by_region.sqe).key, by_region.window) == (5, None)
+    (by_window,) = request(build, KeyScope.COMMAND, oncs=True, rescap=2)
+    assert by_window.window == RemoteMemory(0x1000, 16, 5)
+    assert descriptor(by_window.sqe).key == 0  # the window's is put in when it is bound
+
+
+def test_a_window_is_written_for_a_report_and_read_for_keys() -> None:
+    assert IoOpcode.RESERVATION_REPORT in FILLS_MEMORY
+    for opcode in (IoOpcode.RESERVATION_REGISTER, IoOpcode.RESERVATION_ACQUIRE, IoOpcode.RESERVATION_RELEASE):
+        assert opcode not in FILLS_MEMORY
+
+
+@pytest.mark.parametrize(("oncs", "rescap"), [(False, 2), (True, 0)])
+def test_a_namespace_without_reservations(oncs: bool, rescap: int) -> None:
+    with pytest.raises(UnsupportedError, match="namespace 7 has no reservations"):
+        request(lambda data: r.acquire(7, WE, data), KeyScope.REGION, oncs=oncs, rescap=rescap)
 
 
 @pytest.mark.parametrize(
