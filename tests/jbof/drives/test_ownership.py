@@ -264,4 +264,4 @@ class Hosts(RuleBasedStateMachine):
 
 
 TestHosts = Hosts.TestCase
-TestHosts.settings = settings(max_examples=300, stateful_step_count=60, deadline=None)
+TestHosts.settings = settings(max_examples=120, stateful_step_count=60, deadline=None)
