@@ -25,6 +25,7 @@ from meshfusion.host.pool_events import (
     GrantedRun,
     LeasesLost,
     Matched,
+    RankDigests,
     ReserveFailed,
     ReserveWish,
 )
@@ -67,7 +68,12 @@ class PoolClient:
         self._fast: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._slow: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._standing = PoolStanding(
-            service, identity=identity, engine_version=engine_version, access=access, tell=self._told
+            service,
+            identity=identity,
+            engine_version=engine_version,
+            rank_count=form.rank_count,
+            access=access,
+            tell=self._told,
         )
         self._threads = [
             threading.Thread(target=self._run, args=(self._fast,), name="meshfusion-lookup", daemon=True),
@@ -123,14 +129,20 @@ class PoolClient:
         self._slow.put(lambda: self._reserve(wishes))
 
     def settle(
-        self, granted: GrantedRun, unit_digests: tuple[tuple[bytes, ...] | None, ...], in_doubt: Collection[int] = ()
+        self,
+        granted: GrantedRun,
+        unit_digests: Sequence[RankDigests],
+        *,
+        withheld: Collection[int] = (),
+        in_doubt: Collection[int] = (),
     ) -> None:
         """Make written chunks visible, the answer comes as :class:`Committed`; give back the places of the others.
 
-        ``unit_digests``: for each granted chunk those of its units, or None where the write failed for good.
-        ``in_doubt``: those of the granted chunks (from 0) whose write may still land; their places are not given back.
+        ``unit_digests``: of each rank, for each granted chunk those of the units that it wrote. Of the granted chunks
+        (from 0), ``withheld`` are not to become visible; and the places of those of them that are ``in_doubt``, since a
+        write may still land there, are not given back.
         """
-        self._slow.put(lambda: self._settle(granted, unit_digests, in_doubt))
+        self._slow.put(lambda: self._settle(granted, unit_digests, withheld, in_doubt))
 
     def drop(self, key: bytes, extent: api.Extent, reason: str) -> None:
         self._slow.put(lambda: self._drop(key, extent, reason))
@@ -227,7 +239,7 @@ class PoolClient:
         )
         if reply is None:
             return {}
-        if not is_reserve_reply_sound(reply, len(items)):
+        if not is_reserve_reply_sound(reply, items):
             logger.error("the service answered a reservation of %d chunks with something else", len(items))
             grant_ids = tuple(result.grant_id for result in granted_results(reply))
             self._abort(api.AbortRequest(holder_id, epoch, grant_ids))
@@ -244,16 +256,19 @@ class PoolClient:
         return answers
 
     def _settle(
-        self, granted: GrantedRun, unit_digests: tuple[tuple[bytes, ...] | None, ...], in_doubt: Collection[int]
+        self,
+        granted: GrantedRun,
+        unit_digests: Sequence[RankDigests],
+        withheld: Collection[int],
+        in_doubt: Collection[int],
     ) -> None:
-        assert all(unit_digests[i] is None for i in in_doubt), "written and in doubt"
-        pairs = list(zip(granted.grant_ids, unit_digests, strict=True))
+        assert set(in_doubt) <= set(withheld), "visible and in doubt"
         items = tuple(
-            api.CommitItem(grant_id, (digests,), bundle)
-            for (grant_id, digests), bundle in zip(pairs, granted.bundles, strict=True)
-            if digests is not None
+            api.CommitItem(grant_id, _shard_digests([rank[i] for rank in unit_digests]), bundle)
+            for i, (grant_id, bundle) in enumerate(zip(granted.grant_ids, granted.bundles, strict=True))
+            if i not in withheld
         )
-        unwritten = tuple(pair[0] for i, pair in enumerate(pairs) if pair[1] is None and i not in in_doubt)
+        unwritten = tuple(granted.grant_ids[i] for i in withheld if i not in in_doubt)
         doubtful = tuple(granted.grant_ids[i] for i in in_doubt)
         holder_id, epoch = granted.holder_id, granted.epoch
         if unwritten or doubtful:
@@ -276,6 +291,12 @@ class PoolClient:
             self._standing.ask(
                 "drop", attachment.holder_id, lambda: self._service.drop(request, deadline_s=SLOW_DEADLINE_S)
             )
+
+
+def _shard_digests(by_rank: Sequence[tuple[bytes, ...] | None]) -> tuple[tuple[bytes, ...], ...]:
+    """Of a chunk: those of the ranks that wrote something of it, which are in the order of its shards."""
+    assert None not in by_rank, "visible without all shards (rule 1)"
+    return tuple(digests for digests in by_rank if digests)
 
 
 def _with_keys(wishes: Sequence[ReserveWish], identity: bytes) -> list[tuple[ReserveWish, tuple[bytes, ...]]]:

@@ -17,16 +17,16 @@ class StoredGroup(NamedTuple):
     """What the pool has of one KV group, as far as the boundary needs it: the group's chunks from ``first_chunk`` on,
     of which the blocks from ``first_block`` on are needed, both counted from the start of the request.
 
-    A column each: ``keys`` and ``extents`` have an entry for each chunk, ``unit_lbas`` and ``unit_digests`` for each
-    block.
+    A column each: ``keys`` and ``extents`` have an entry for each chunk, the latter of its first shard.
+    ``unit_lbas`` and ``unit_digests`` have a column for each shard of the group's chunks, with an entry for each block.
     """
 
     first_chunk: int
     first_block: int
     keys: tuple[bytes, ...] = ()
     extents: tuple[api.Extent, ...] = ()
-    unit_lbas: tuple[int, ...] = ()
-    unit_digests: tuple[bytes, ...] = ()
+    unit_lbas: tuple[tuple[int, ...], ...] = ()
+    unit_digests: tuple[tuple[bytes, ...], ...] = ()
 
 
 class StoredBoundary(NamedTuple):
@@ -64,9 +64,9 @@ class ReserveWish(NamedTuple):
 
 class GrantedRun(NamedTuple):
     """What may be written now, under whom: the columns have an entry for each granted chunk, ``indexes`` says which
-    chunks of the run (from 0) they are; ``extents`` has the fields of each :class:`Extent`, since plain tuples cross to
-    the worker's process fast. ``bundles``: chunks with the same one become visible together or not at all, but for
-    :data:`ALONE`."""
+    chunks of the run (from 0) they are. ``extents`` has an entry for each shard, those of a chunk side by side: the
+    fields of an :class:`Extent`, since plain tuples cross to the workers' processes fast. ``bundles``: chunks with the
+    same one become visible together or not at all, but for :data:`ALONE`."""
 
     holder_id: str
     epoch: int
@@ -76,6 +76,11 @@ class GrantedRun(NamedTuple):
     grant_ids: tuple[str, ...]
     extents: tuple[tuple[int, int, int, int, int], ...]
     bundles: tuple[int, ...]
+
+
+RankDigests = tuple[tuple[bytes, ...] | None, ...]
+"""What one rank wrote of a granted run: for each granted chunk the digests of its units. Empty where the chunk's shards
+are for others to write, None where the write failed."""
 
 
 class Matched(NamedTuple):

@@ -51,22 +51,29 @@ def _stored_group(
     first_chunk, needed = plan.first_needed_chunk(boundary), plan.needed_blocks(boundary)
     keys: list[bytes] = []
     extents: list[api.Extent] = []
-    lbas: list[int] = []
-    digests: list[bytes] = []
+    lbas: list[list[int]] = [[] for _ in range(form.shard_count(asked.group))]
+    digests: list[list[bytes]] = [[] for _ in lbas]
     for index in range(first_chunk, boundary):
         chunk = next(chunks, None)
         if chunk is None or not _is_right(chunk, asked.group, index, asked.keys[index], identity, form):
             logger.error("the service did not offer chunk %d of group %d, or offered another", index, asked.group)
             return None
-        (shard,) = chunk.shards
         kept = plan.kept_blocks(index)
         skipped = max(0, needed.start - kept.start)
-        first = shard.extent.lba + shard.payload_lba_offset
-        lbas += range(first, first + len(kept) * shard.unit_lba_count, shard.unit_lba_count)[skipped:]
-        digests += shard.unit_digests[skipped:]
+        for number, shard in enumerate(chunk.shards):
+            first = shard.extent.lba + shard.payload_lba_offset
+            lbas[number] += range(first, first + len(kept) * shard.unit_lba_count, shard.unit_lba_count)[skipped:]
+            digests[number] += shard.unit_digests[skipped:]
         keys.append(chunk.key)
-        extents.append(shard.extent)
-    return StoredGroup(first_chunk, needed.start, tuple(keys), tuple(extents), tuple(lbas), tuple(digests))
+        extents.append(chunk.shards[0].extent)
+    return StoredGroup(
+        first_chunk,
+        needed.start,
+        tuple(keys),
+        tuple(extents),
+        tuple(tuple(column) for column in lbas),
+        tuple(tuple(column) for column in digests),
+    )
 
 
 def _is_right(chunk: api.ChunkRecord, group: int, index: int, key: bytes, identity: bytes, form: ChunkForm) -> bool:
@@ -76,21 +83,25 @@ def _is_right(chunk: api.ChunkRecord, group: int, index: int, key: bytes, identi
         and chunk.group == group
         and chunk.position_tokens == index * form.chunk_tokens
         and chunk.token_count == form.chunk_tokens
-        and [_size_of(shard) for shard in chunk.shards] == [form.shard_of(group, index)]
+        and tuple(map(_size_of, chunk.shards)) == form.shards_of(group, index)
     )
 
 
 def reserve_items(wish: ReserveWish, keys: Sequence[bytes], form: ChunkForm) -> list[api.ReserveItem]:
     """One item for each chunk of the run."""
     return [
-        api.ReserveItem(key, group, index * form.chunk_tokens, form.chunk_tokens, (form.shard_of(group, index),))
+        api.ReserveItem(key, group, index * form.chunk_tokens, form.chunk_tokens, form.shards_of(group, index))
         for group, index, key in zip(wish.groups, wish.indexes, keys, strict=True)
     ]
 
 
-def is_reserve_reply_sound(reply: api.ReserveReply, item_count: int) -> bool:
-    """Does the reply answer every item, each granted one with one place?"""
-    return len(reply.results) == item_count and all(len(result.extents) == 1 for result in granted_results(reply))
+def is_reserve_reply_sound(reply: api.ReserveReply, items: Sequence[api.ReserveItem]) -> bool:
+    """Does the reply answer every item, each granted one with a place for each shard?"""
+    return len(reply.results) == len(items) and all(
+        len(result.extents) == len(item.shards)
+        for item, result in zip(items, reply.results, strict=True)
+        if result.outcome is api.ReserveOutcome.GRANTED
+    )
 
 
 def granted_results(reply: api.ReserveReply) -> list[api.ReserveResult]:
@@ -137,7 +148,7 @@ def reserved(
             indexes=tuple(granted),
             keys=tuple(keys[i] for i in granted),
             grant_ids=tuple(results[i].grant_id for i in granted),
-            extents=tuple(_fields_of(results[i].extents[0]) for i in granted),
+            extents=tuple(_fields_of(extent) for i in granted for extent in results[i].extents),
             bundles=tuple(bundles[i] for i in granted),
         )
         if granted

@@ -39,7 +39,7 @@ class Standing:
 
 
 class PoolStanding:
-    """Keeps one holder attached, on a thread of its own.
+    """Keeps one holder attached, on a thread of its own: an engine with all its workers, ``rank_count`` of them.
 
     ``tell`` gets :class:`Attached`, :class:`AttachmentLost` and :class:`LeasesLost`; it must not block.
     """
@@ -50,12 +50,14 @@ class PoolStanding:
         *,
         identity: bytes,
         engine_version: str,
+        rank_count: int,
         access: api.Access,
         tell: Callable[[Event | AttachmentLost], None],
     ) -> None:
         self._service = service
         self._identity = identity
         self._engine_version = engine_version
+        self._rank_count = rank_count
         self._access = access
         self._tell = tell
         self._change = threading.Lock()  # of identity, standing and liveness; never held while anything blocks
@@ -179,7 +181,7 @@ class PoolStanding:
             host=socket.gethostname(),
             pid=os.getpid(),
             identity=identity,
-            rank_count=1,
+            rank_count=self._rank_count,
             access=self._access,
         )
         attachment = self._service.attach(request, deadline_s=ATTACH_DEADLINE_S)

@@ -21,7 +21,9 @@ from typing import IO, Final, TextIO
 
 AT_ONCE: Final = 2
 OLDER_VLLM_VERSIONS: Final = ("0.30", "0.31")
-TESTS_ON_OLDER_VLLM: Final = tuple(f"tests/e2e/test_{name}.py" for name in ("reuse", "corruption", "rollback"))
+TESTS_ON_OLDER_VLLM: Final = tuple(
+    f"tests/e2e/test_{name}.py" for name in ("reuse", "corruption", "rollback", "hybrid_reuse")
+)
 _POLL_S: Final = 0.1
 _PROGRESS_S: Final = 30.0
 _END_WAIT_S: Final = 30.0

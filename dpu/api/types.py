@@ -29,7 +29,8 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class ShardSize:
-    """What one rank will write for a chunk: ``unit_count`` units (blocks) of ``unit_bytes`` each."""
+    """What one rank will write for a chunk: ``unit_count`` units (blocks) of ``unit_bytes`` each. Ranks above ``rank``
+    and below that of the next shard hold the same bytes: they read this shard, and write none."""
 
     rank: int
     unit_bytes: int
@@ -82,7 +83,8 @@ class Access(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class AttachRequest:
-    """A worker incarnation introduces itself. ``incarnation`` is never reused (a uuid4 in hex)."""
+    """An engine's incarnation introduces itself: all its workers, ``rank_count`` of them, are one holder.
+    ``incarnation`` is never reused (a uuid4 in hex)."""
 
     incarnation: str
     engine_kind: str

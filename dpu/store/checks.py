@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from operator import lt
 
 from meshfusion.dpu.api import types as api
-from meshfusion.dpu.api.limits import MAX_GROUPS
+from meshfusion.dpu.api.limits import MAX_GROUPS, MAX_SHARDS
 from meshfusion.dpu.store.effects import HolderRecord
 from meshfusion.dpu.store.grants import Grant
 from meshfusion.jbof.errors import ConfigError, ServiceError, UnsupportedError
@@ -32,8 +33,8 @@ def refuse_unserved(request: api.AttachRequest) -> None:
         unserved.append(f"api_version {request.api_version} (served: {api.API_VERSION})")
     if request.tenant != SERVED_TENANT:
         unserved.append(f"tenant {request.tenant!r} (served: {SERVED_TENANT!r})")
-    if request.rank_count != 1:
-        unserved.append(f"rank_count {request.rank_count} (served: 1)")
+    if not 1 <= request.rank_count <= MAX_SHARDS:
+        unserved.append(f"rank_count {request.rank_count} (served: 1 to {MAX_SHARDS})")
     if request.handoff_token:
         unserved.append("a hand-off token")
     if request.engine_kind != "vllm":
@@ -60,11 +61,12 @@ def refuse_other_exports(former: Iterable[HolderRecord], exported_as: str) -> No
 
 def refuse_item(item: api.ReserveItem, geometry: SegmentGeometry) -> None:
     """Raises for a chunk that is not served yet or cannot fit a segment."""
-    if item.copies != 1 or not 0 <= item.group < MAX_GROUPS or [shard.rank for shard in item.shards] != [0]:
+    ranks = [shard.rank for shard in item.shards]
+    if item.copies != 1 or not 0 <= item.group < MAX_GROUPS or not _are_shards(ranks):
         raise UnsupportedError(
-            f"a chunk with copies={item.copies}, group={item.group}, ranks={[s.rank for s in item.shards]} is not "
-            "served yet",
-            next_step=f"use one copy, a group from 0 to {MAX_GROUPS - 1}, and rank 0",
+            f"a chunk with copies={item.copies}, group={item.group}, ranks={ranks} is not served yet",
+            next_step=f"use one copy, a group from 0 to {MAX_GROUPS - 1}, and shards of rank 0 and rising ranks below "
+            f"{MAX_SHARDS}",
         )
     if not (0 < item.token_count <= _U32_MAX and 0 <= item.position_tokens <= _U64_MAX):
         raise ServiceError(
@@ -79,6 +81,11 @@ def refuse_item(item: api.ReserveItem, geometry: SegmentGeometry) -> None:
                 f"{geometry.max_extent_lba_count}",
                 next_step="create the pool with a larger --segment-size, or lower chunk_min_bytes in the connector",
             )
+
+
+def _are_shards(ranks: Sequence[int]) -> bool:
+    """Each once, in order, from rank 0 on; a rank that is left out reads the shard of the one before."""
+    return bool(ranks) and ranks[0] == 0 and all(map(lt, ranks, ranks[1:])) and ranks[-1] < MAX_SHARDS
 
 
 def refuse_commit(grant: Grant, item: api.CommitItem) -> None:

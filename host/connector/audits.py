@@ -37,12 +37,14 @@ class AuditOptions:
 
 
 class BlockDrift(NamedTuple):
-    """``unit``: which of its audit, from 0; the others as of a :class:`meshfusion.host.kv.drift.Drift`."""
+    """``unit``: which of its audit, from 0; ``rank``: on which; the others as of a
+    :class:`meshfusion.host.kv.drift.Drift`."""
 
     unit: int
     layer: str
     difference: float
     floor: float
+    rank: int = 0
 
 
 class Verdict(NamedTuple):
@@ -161,8 +163,9 @@ class Audits:
     # ---- what comes of it ----------------------------------------------------------------------------------------
 
     def reported(self, drifts: Sequence[BlockDrift], variation: float) -> Verdict:
-        """The workers have compared; nothing of it holds memory any more. ``drifts``: of each block; none: it could not
-        be done. ``variation``: of two computations of the same block, the largest, where there were two."""
+        """The workers have compared; nothing of it holds memory any more. ``drifts``: of each block on each rank; none:
+        it could not be done. ``variation``: of two computations of the same block, the largest, where there were
+        two."""
         audit, self._audit = self._audit, None
         assert audit is not None
         assert audit.stage is Stage.COMPARING

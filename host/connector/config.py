@@ -162,13 +162,16 @@ class ConnectorConfig(_Model):
         default=False, description="accept a kv_load_failure_policy other than recompute"
     )
     chunk_min_bytes: SizeBytes = Field(
-        default=1 << 20, ge=4096, le=1 << 30, description="blocks are grouped into chunks of at least this size"
+        default=1 << 20,
+        ge=4096,
+        le=1 << 30,
+        description="blocks are grouped into chunks of at least this size on each rank",
     )
     lookup_deadline_ms: float = Field(
         default=20.0, gt=0, le=10_000, description="a lookup that takes longer counts as a miss"
     )
     save_queue: SizeBytes = Field(
-        default=256 << 20, ge=1 << 20, description="engine memory that saves may keep pinned; more is dropped"
+        default=256 << 20, ge=1 << 20, description="memory of each rank that saves may keep pinned; more is dropped"
     )
     load_threads: int = Field(default=4, ge=1, le=64, description="threads that read, copy and prove units")
     direct_io: bool = Field(default=True, description="O_DIRECT where it works")

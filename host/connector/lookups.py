@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from meshfusion.host.connector.load_parts import LoadPart, load_bytes, load_parts
 from meshfusion.host.kv.chunk_form import ChunkForm
 from meshfusion.host.pool_events import NOTHING_STORED, StoredBoundary
 
@@ -29,19 +30,8 @@ class ReleaseLease(NamedTuple):
     lease_id: str
 
 
-class LoadPart(NamedTuple):
-    """One KV group's share of a load: the request's blocks of that group from ``first_block`` (counted from 0) on. The
-    columns have an entry for each unit (block)."""
-
-    group: int
-    first_block: int
-    block_ids: tuple[int, ...]
-    lbas: tuple[int, ...]
-    digests: tuple[bytes, ...]
-
-
 class StartLoad(NamedTuple):
-    """Bring units into device memory: ``parts`` of all KV groups, in their order.
+    """Bring units into device memory: ``parts`` of all KV groups, in their order. ``load_bytes``: of each rank.
 
     ``stored``: the whole promise, to find the chunk a unit belongs to. ``refusal``: why this load must fail instead,
     with nothing brought: the engine cannot be told no any more.
@@ -163,7 +153,7 @@ class Lookups:
         tokens = max(0, self._boundary_tokens(lookup) - local_tokens)
         if not lookup.is_answered and tokens > 0:
             lookup.is_answered = True
-            if not is_load_worth(tokens, self._load_bytes(lookup, local_tokens)):
+            if not is_load_worth(tokens, load_bytes(self._form, lookup.stored.chunk_count, local_tokens)):
                 self.counters["loads_not_worth"] += 1
                 effects = self._release(lookup)
                 lookup.phase = Phase.MISSED
@@ -193,12 +183,12 @@ class Lookups:
         assert last <= self._boundary_tokens(lookup), f"{request_id}: {last} tokens allocated beyond the promise"
         lookup.phase = Phase.LOADING
         self.counters["loads_started"] += 1
-        parts = self._parts(lookup.stored, first, last, block_ids)
+        parts = load_parts(self._form, lookup.stored, first, last, block_ids)
         if parts is None:
             refusal = f"{last} tokens were allotted, and only after {self._boundary_tokens(lookup)} can it resume"
             return [StartLoad(request_id, (), 0, lookup.stored, refusal)]
-        load_bytes = sum(len(part.lbas) * self._form.unit_bytes[part.group] for part in parts)
-        return [StartLoad(request_id, parts, load_bytes, lookup.stored)]
+        part_bytes = [len(part.block_ids) * self._form.unit_bytes[part.group] for part in parts]
+        return [StartLoad(request_id, parts, sum(part_bytes), lookup.stored)]
 
     def finished(self, request_id: str) -> list[Effect]:
         """Finished, aborted or failed; also requests that were never scheduled. A load or an audit under way keeps its
@@ -227,7 +217,9 @@ class Lookups:
             return [ReleaseLease(lease_id)] if lease_id else []
         for plan, group in zip(self._form.plans, stored.groups, strict=True):
             unit_count = len(plan.needed_blocks(stored.chunk_count))
-            assert len(group.unit_lbas) == len(group.unit_digests) == unit_count, (stored.chunk_count, unit_count)
+            for columns in (group.unit_lbas, group.unit_digests):
+                assert len(columns) == self._form.shard_count(plan.group), (plan.group, len(columns))
+                assert {len(column) for column in columns} == {unit_count}, (stored.chunk_count, unit_count)
         lookup.phase = Phase.PROMISED
         lookup.promised_s = now_s
         lookup.stored, lookup.lease_id = stored, lease_id
@@ -317,31 +309,6 @@ class Lookups:
     def _boundary_tokens(self, lookup: _Lookup) -> int:
         return lookup.stored.chunk_count * self._form.chunk_tokens
 
-    def _parts(
-        self, stored: StoredBoundary, first_tokens: int, last_tokens: int, block_ids: Sequence[Sequence[int]]
-    ) -> tuple[LoadPart, ...] | None:
-        """What to load so that the request, which the engine itself has up to ``first_tokens``, can resume at
-        ``last_tokens``. None: at that place it cannot. A part of what a window needs is there only in part."""
-        parts = []
-        for plan, group, ids in zip(self._form.plans, stored.groups, block_ids, strict=True):
-            assert first_tokens % plan.block_tokens == 0, (first_tokens, plan)
-            needed = plan.needed_blocks_at(last_tokens)
-            is_whole = last_tokens == stored.chunk_count * plan.chunk_tokens
-            if not is_whole and (plan.is_snapshot or needed.start < group.first_block):
-                return None
-            first = max(needed.start, first_tokens // plan.block_tokens)
-            units = slice(first - group.first_block, needed.stop - group.first_block)
-            parts.append(
-                LoadPart(
-                    plan.group,
-                    first,
-                    tuple(ids[first : needed.stop]),
-                    group.unit_lbas[units],
-                    group.unit_digests[units],
-                )
-            )
-        return tuple(parts)
-
     def _look(self, now_s: float, request_id: str, lookup: _Lookup) -> StartMatch:
         assert not lookup.lease_id
         self._attempts += 1
@@ -356,10 +323,3 @@ class Lookups:
         lease_id, lookup.lease_id = lookup.lease_id, ""
         self._leases_changed |= bool(lease_id)
         return [ReleaseLease(lease_id)] if lease_id else []
-
-    def _load_bytes(self, lookup: _Lookup, local_tokens: int) -> int:
-        total = 0
-        for plan, unit_bytes in zip(self._form.plans, self._form.unit_bytes, strict=True):
-            needed = plan.needed_blocks(lookup.stored.chunk_count)
-            total += (needed.stop - max(needed.start, local_tokens // plan.block_tokens)) * unit_bytes
-        return total

@@ -16,9 +16,9 @@ def _descriptors() -> Iterator[tuple[str, str]]:
         on = f"on path {kind.value}"
         piece = "pieces of KV memory, each with its place on the medium"
         yield f"load_descriptors_{kind.value}", f"Descriptors ({piece}) of loads that came whole {on}"
-        yield f"load_chunks_{kind.value}", f"Chunks, or parts of one, of these loads {on}"
+        yield f"load_chunks_{kind.value}", f"Chunks, or parts of one, of these loads {on}, on each rank"
         yield f"save_descriptors_{kind.value}", f"Descriptors ({piece}) of chunks written {on}"
-        yield f"save_chunks_{kind.value}", f"Chunks written {on}, whatever the service said to them"
+        yield f"save_chunks_{kind.value}", f"Chunks written {on}, on each rank, whatever the service said to them"
 
 
 # Name -> what it counts.
@@ -26,17 +26,17 @@ METRICS: dict[str, str] = {
     "lookups": "Lookups of a request's chunks in the pool",
     "lookup_hits": "Lookups answered with at least one chunk",
     "lookups_timed_out": "Lookups that did not answer within the deadline and counted as a miss",
-    "lookups_without_path": "Requests not matched because no worker had an open path to the data",
+    "lookups_without_path": "Requests not matched because a worker had no open path to the data",
     "promises_lost": "Promises whose lease the service no longer knew",
     "promises_too_old": "Promises given back because the request was not scheduled for too long",
     "loads_not_worth": "Hits not loaded because recomputing was estimated to be faster",
     "loads_started": "Loads started",
     "loads_failed": "Loads of which at least one block failed and was recomputed",
-    "loaded_blocks": "Blocks loaded and proven",
-    "loaded_bytes": "Bytes loaded and proven",
-    "load_us": "Microseconds from the start to the end of loads, added up",
-    "failed_blocks": "Blocks that did not load and were recomputed",
-    "digest_mismatches": "Blocks whose bytes did not match their digest",
+    "loaded_blocks": "Blocks loaded and proven, on all ranks",
+    "loaded_bytes": "Bytes loaded and proven, of all ranks together",
+    "load_us": "Microseconds from the start to the end of loads on their slowest rank, added up",
+    "failed_blocks": "Blocks that did not load on some rank and were recomputed",
+    "digest_mismatches": "Blocks whose bytes did not match their digest, on each rank",
     "saves_asked": "Chunks offered to the pool",
     "saves_granted": "Chunks for which the pool gave a place",
     "saves_existing": "Chunks that were stored already",
@@ -47,7 +47,7 @@ METRICS: dict[str, str] = {
     "saves_failed": "Chunks that could not be written",
     "saves_in_doubt": "Chunks whose write may still land: their place is withheld until the target has fenced us",
     "saves_repeated": "Chunks written once more, elsewhere, because their first write was in doubt",
-    "saved_bytes": "Bytes written to the pool",
+    "saved_bytes": "Bytes written to the pool, of all ranks together",
     "chunks_committed": "Chunks made visible to other engines",
     "commits_refused": "Chunks written but refused by the service (their grant had expired, or the service restarted)",
     **dict(_descriptors()),
@@ -57,7 +57,7 @@ METRICS: dict[str, str] = {
     },
     "audits_started": "Hits answered as misses, to compare what is stored with what is computed",
     "audits_without_verdict": "Audits that came to nothing: the request ended, or blocks could not be had or read",
-    "audited_blocks": "Blocks compared with what was computed anew",
+    "audited_blocks": "Blocks compared with what was computed anew, on each rank",
     "audit_alarms": "Audits that found a block that differs by more than the engine varies",
     "lookups_distrusted": "Requests not matched because of too many audit alarms",
 }

@@ -22,7 +22,7 @@ class WhyOff(enum.Enum):
 WHY_OFF_TEXT: Final = {
     WhyOff.ENGINE: "its version, model or settings are not served",
     WhyOff.MEMORY: "its KV memory was not proven, or its identity not complete",
-    WhyOff.WORKERS: "it has more workers than are served",
+    WhyOff.WORKERS: "one of its workers has proven nothing, or differs from the others",
     WhyOff.PATH: "the path that is asked for is impossible",
 }
 

@@ -1,4 +1,4 @@
-"""Is there a way to the data? Nothing is promised to a scheduler before a worker has said so. No I/O, no clock.
+"""Is there a way to the data? Nothing is promised to a scheduler before every worker has said so. No I/O, no clock.
 
 Connecting to a target takes a worker longer than a lookup may take (rule 8). It is waited for once, when an engine has
 just started, since the first requests would otherwise be recomputed for nothing; never again.
@@ -14,10 +14,12 @@ PATIENCE_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class PathState:
-    """Of a worker, for the incarnation ``holder_id``. ``problem``: why its path is not open; empty: it is."""
+    """Of the worker ``rank``, for the incarnation ``holder_id``. ``problem``: why its path is not open; empty: it
+    is."""
 
     holder_id: str
     problem: str = ""
+    rank: int = 0
 
 
 class Gate(enum.Enum):
@@ -27,10 +29,10 @@ class Gate(enum.Enum):
 
 
 class PathGate:
-    def __init__(self, patience_s: float = PATIENCE_S) -> None:
+    def __init__(self, rank_count: int = 1, *, patience_s: float = PATIENCE_S) -> None:
         self._patience_s = patience_s
         self._began_s: float | None = None
-        self._state: PathState | None = None
+        self._problems: list[str | None] = [None] * rank_count  # of each rank; None: it has said nothing yet
 
     def stepped(self, now_s: float) -> None:
         """A step goes to the workers, with an attachment unless the service has gone: that is not waited for longer."""
@@ -38,13 +40,17 @@ class PathGate:
             self._began_s = now_s
 
     def workers_told(self, state: PathState) -> None:
-        self._state = state
+        self._problems[state.rank] = state.problem
 
     def look(self, now_s: float) -> Gate:
-        if self._state is not None:
-            return Gate.CLOSED if self._state.problem else Gate.OPEN
+        if any(self._problems):
+            return Gate.CLOSED
+        if None not in self._problems:
+            return Gate.OPEN
         return Gate.WAIT if self.needs_steps(now_s) else Gate.CLOSED
 
     def needs_steps(self, now_s: float) -> bool:
         """Workers are told of an attachment by a step, and tell by one, also when there is nothing else to do."""
-        return self._state is None and (self._began_s is None or now_s - self._began_s < self._patience_s)
+        if None not in self._problems:
+            return False
+        return self._began_s is None or now_s - self._began_s < self._patience_s

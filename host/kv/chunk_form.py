@@ -15,19 +15,25 @@ from meshfusion.jbof.errors import UnsupportedError
 
 @dataclass(frozen=True, slots=True)
 class ChunkForm:
-    """``plans``: of all KV groups, group ``i`` in place ``i``; ``unit_bytes``: of a block of each.
+    """``plans``: of all KV groups, group ``i`` in place ``i``; ``unit_bytes``: of a block of each, on one rank.
 
     Chunk ``i`` of every group covers the same ``chunk_tokens`` tokens: the end of a chunk is a boundary of all.
+    ``rank_count``: workers, each with its part of every block. ``ranks_per_shard``: of each group, how many of them,
+    next to each other, have the same part, which is then one shard; empty: each has another.
     """
 
     plans: tuple[GroupPlan, ...]
     unit_bytes: tuple[int, ...]
+    rank_count: int = 1
+    ranks_per_shard: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         assert self.plans, "an engine without KV groups"
         assert len(self.plans) == len(self.unit_bytes), (self.plans, self.unit_bytes)
         assert [plan.group for plan in self.plans] == list(range(len(self.plans))), self.plans
         assert len({plan.chunk_tokens for plan in self.plans}) == 1, self.plans
+        assert len(self.ranks_per_shard) in (0, len(self.plans)), self.ranks_per_shard
+        assert all(n > 0 and self.rank_count % n == 0 for n in self.ranks_per_shard), self.ranks_per_shard
 
     @property
     def chunk_tokens(self) -> int:
@@ -59,15 +65,40 @@ class ChunkForm:
         last = (token_count if self.may_end_with_prompt else max(0, token_count - 1)) // self.chunk_tokens
         return min(last, MAX_KEYS_PER_MATCH // len(self.plans))
 
-    def shard_of(self, group: int, chunk: int) -> ShardSize:
-        """What one rank stores of a chunk; ``unit_count`` is 0 where it stores nothing."""
-        return ShardSize(0, self.unit_bytes[group], len(self.plans[group].kept_blocks(chunk)))
+    def shard_count(self, group: int) -> int:
+        """Shards of each of the group's chunks."""
+        return self.rank_count // self._ranks_per_shard(group)
+
+    def shard_at(self, group: int, rank: int) -> int:
+        """Which of the group's shards (from 0) holds what ``rank`` has of it."""
+        return rank // self._ranks_per_shard(group)
+
+    def is_writer(self, group: int, rank: int) -> bool:
+        """Of the ranks that have the same part of a group the first one stores it."""
+        return rank % self._ranks_per_shard(group) == 0
+
+    def shards_of(self, group: int, chunk: int) -> tuple[ShardSize, ...]:
+        """What is stored of a chunk, in the order of ranks; ``unit_count`` is 0 where that is nothing."""
+        unit_bytes, unit_count = self.unit_bytes[group], len(self.plans[group].kept_blocks(chunk))
+        writers = range(0, self.rank_count, self._ranks_per_shard(group))
+        return tuple(ShardSize(rank, unit_bytes, unit_count) for rank in writers)
+
+    def _ranks_per_shard(self, group: int) -> int:
+        return self.ranks_per_shard[group] if self.ranks_per_shard else 1
 
 
-def form_of(layouts: Sequence[GroupLayout], rules: Sequence[ResumeRule], *, chunk_min_bytes: int) -> ChunkForm:
-    """Chunks of an engine whose KV groups lie as ``layouts`` and resume by ``rules``.
+def form_of(
+    layouts: Sequence[GroupLayout],
+    rules: Sequence[ResumeRule],
+    *,
+    chunk_min_bytes: int,
+    rank_count: int = 1,
+    ranks_per_shard: Sequence[int] = (),
+) -> ChunkForm:
+    """Chunks of an engine whose KV groups lie as ``layouts`` on each rank and resume by ``rules``; the others as in
+    :class:`ChunkForm`.
 
-    Chunks are as short as the groups' blocks allow together, but for whole prefixes of which a chunk would have less
+    Chunks are as short as the groups' blocks allow together, but for whole prefixes of which a shard would have less
     than ``chunk_min_bytes``. Where a group has states they stay short: an engine keeps states at few places, and a
     place in the middle of a chunk could not be resumed at.
 
@@ -90,4 +121,5 @@ def form_of(layouts: Sequence[GroupLayout], rules: Sequence[ResumeRule], *, chun
             "no token reads the KV of tokens before it: nothing of this model is worth storing",
             next_step="start the engine without this connector",
         )
-    return ChunkForm(plans, tuple(layout.unit_bytes for layout in layouts))
+    unit_bytes = tuple(layout.unit_bytes for layout in layouts)
+    return ChunkForm(plans, unit_bytes, rank_count, tuple(ranks_per_shard))

@@ -135,8 +135,14 @@ def _facts(
                 _group_facts(kv_cache_config.kv_cache_groups[layout.group], kv_caches, layout, plan, attention_layers)
                 for layout, plan in zip(layouts, form.plans, strict=True)
             ],
+            **_shard_facts(form),
         },
     }
+
+
+def _shard_facts(form: ChunkForm) -> dict[str, object]:
+    """Nothing for one rank, so that pools from before there were several keep their hits."""
+    return {} if form.rank_count == 1 else {"shards": [form.shard_count(plan.group) for plan in form.plans]}
 
 
 def _group_facts(

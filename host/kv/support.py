@@ -18,14 +18,14 @@ from meshfusion.host.kv.classify import PLAIN_CACHE_DTYPES, group_refusals, serv
 from meshfusion.host.kv.identity import installed_engine_version
 from meshfusion.host.kv.layout import layer_specs
 from meshfusion.host.kv.resume import ResumeRule
-from meshfusion.host.kv.versions import SUPPORTED_MINORS
+from meshfusion.host.kv.versions import SEVERAL_RANKS_MINORS, SUPPORTED_MINORS
 from meshfusion.jbof.errors import UnsupportedError
 
 HASH_ALGORITHMS = ("sha256", "sha256_cbor")  # the others are not collision resistant
 
 _WITHOUT = "start the engine without this connector"
 _VERSIONS = f"vLLM {SUPPORTED_MINORS[0]} to {SUPPORTED_MINORS[-1]}"
-_ONE_RANK = "set it to 1: several ranks are not served yet"
+_ONE_RANK = "set it to 1: of several ranks only tensor-parallel ones are served yet"
 _MISSING = object()
 
 
@@ -45,7 +45,7 @@ _CONFIG = (
     _Expected("cache_config.kv_sharing_fast_prefill", (False,), "turn it off"),
     *(
         _Expected(f"parallel_config.{name}_parallel_size", (1,), _ONE_RANK)
-        for name in ("tensor", "pipeline", "decode_context", "prefill_context", "data")
+        for name in ("pipeline", "decode_context", "prefill_context", "data")
     ),
     _Expected("parallel_config.enable_elastic_ep", (False,), "turn it off"),
     _Expected("speculative_config", (None,), "leave it out: speculative decoding is not served yet"),
@@ -156,7 +156,8 @@ def refusals(
 ) -> tuple[str, ...]:
     """Everything about the engine that is not known to be right; empty means go. May be called in both roles."""
     findings = _Findings()
-    _check_version(findings, version or installed_engine_version())
+    version = version or installed_engine_version()
+    _check_version(findings, version)
     _check_groups(findings, kv_cache_config)
     findings.expect(vllm_config, "vllm_config", _CONFIG)
     if not force_load_failure_policy:
@@ -164,6 +165,7 @@ def refusals(
     _check_hashing(findings, vllm_config)
     _check_block_sizes(findings, vllm_config, kv_cache_config)
     _check_shared_layers(findings, vllm_config)
+    _check_ranks(findings, vllm_config, version)
     return tuple(findings.lines)
 
 
@@ -175,8 +177,12 @@ def environment_refusals(environ: Mapping[str, str] = os.environ) -> tuple[str, 
     return tuple(findings.lines)
 
 
+def _minor(version: str) -> str:
+    return ".".join(version.split(".")[:2])
+
+
 def _check_version(findings: _Findings, version: str) -> None:
-    if ".".join(version.split(".")[:2]) not in SUPPORTED_MINORS:
+    if _minor(version) not in SUPPORTED_MINORS:
         findings.refuse(
             f"vLLM {version} is not one of the proven versions",
             f"install {_VERSIONS}",
@@ -251,6 +257,19 @@ def _check_shared_layers(findings: _Findings, config: Any) -> None:
     shared = [name for name, layer in layers.items() if getattr(layer, "kv_sharing_target_layer_name", None)]
     if shared:
         findings.refuse(f"layers {shared} use the KV of other layers (cross-layer KV sharing)", _WITHOUT)
+
+
+def _check_ranks(findings: _Findings, config: Any, version: str) -> None:
+    ranks = findings.read(config, "parallel_config.tensor_parallel_size", "vllm_config")
+    if ranks is _MISSING:
+        return
+    if not (isinstance(ranks, int) and ranks >= 1):
+        findings.refuse(f"vllm_config.parallel_config.tensor_parallel_size is {ranks!r}", "set it to a count of ranks")
+    elif ranks > 1 and _minor(version) not in SEVERAL_RANKS_MINORS:
+        findings.refuse(
+            f"vllm_config.parallel_config.tensor_parallel_size is {ranks}, not proven with vLLM {version}",
+            f"set it to 1, or install vLLM {' or '.join(SEVERAL_RANKS_MINORS)}",
+        )
 
 
 def served_rules(kv_cache_config: Any) -> tuple[ResumeRule, ...]:

@@ -3,3 +3,5 @@
 from __future__ import annotations
 
 SUPPORTED_MINORS = ("0.30", "0.31", "0.32")
+SEVERAL_RANKS_MINORS = ("0.32",)
+"""With several tensor-parallel ranks."""

@@ -50,13 +50,17 @@ class AdminOpcode(enum.Enum):
 
 
 class IoOpcode(enum.Enum):
-    """NVM Figure 21."""
+    """NVM Figure 21; the reservation commands are of Base, 7.5 to 7.8."""
 
     FLUSH = 0x00
     WRITE = 0x01
     READ = 0x02
     WRITE_ZEROES = 0x08
     DATASET_MANAGEMENT = 0x09
+    RESERVATION_REGISTER = 0x0D
+    RESERVATION_REPORT = 0x0E
+    RESERVATION_ACQUIRE = 0x11
+    RESERVATION_RELEASE = 0x15
 
 
 class FabricsType(enum.Enum):
@@ -69,6 +73,9 @@ class FabricsType(enum.Enum):
     AUTHENTICATION_RECEIVE = 0x06
     DISCONNECT = 0x08
 
+
+FILLS_MEMORY: Final = (IoOpcode.READ, IoOpcode.RESERVATION_REPORT)
+"""I/O commands whose data goes from the controller to the host. A tuple, which is searched by identity."""
 
 # Enumerations of their own: opcode 02h is Read on an I/O queue and Get Log Page on the admin queue.
 Opcode = AdminOpcode | IoOpcode | FabricsType

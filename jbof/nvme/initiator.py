@@ -173,16 +173,16 @@ class Initiator:
 
     def flush(self, nsid: int, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """What was written to the namespace before is durable when this returns."""
-        self._begin(Flush(nsid), (), timeout_s).wait()
+        self.begin(Flush(nsid), (), timeout_s).wait()
 
     def deallocate(self, nsid: int, ranges: Iterable[LbaRange], *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-        self._begin(Deallocate(nsid, tuple(ranges)), (), timeout_s).wait()
+        self.begin(Deallocate(nsid, tuple(ranges)), (), timeout_s).wait()
 
     def begin_read(
         self, nsid: int, lba: int, memory: Sequence[RegionPart], *, timeout_s: float = DEFAULT_TIMEOUT_S
     ) -> PendingTransfer:
         """Like :meth:`read`, without waiting."""
-        return self._begin(Read(nsid, lba, [part.remote for part in memory]), memory, timeout_s)
+        return self.begin(Read(nsid, lba, [part.remote for part in memory]), memory, timeout_s)
 
     def begin_write(
         self,
@@ -195,7 +195,7 @@ class Initiator:
     ) -> PendingTransfer:
         """Like :meth:`write`, without waiting."""
         request = Write(nsid, lba, [part.remote for part in memory], force_unit_access)
-        return self._begin(request, memory, timeout_s)
+        return self.begin(request, memory, timeout_s)
 
     def identify(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Inventory:
         """Read anew which namespaces there are, and how they are reached."""
@@ -209,7 +209,8 @@ class Initiator:
         assert isinstance(inventory, Inventory)
         return inventory
 
-    def _begin(self, request: Request, parts: Sequence[RegionPart], timeout_s: float) -> PendingTransfer:
+    def begin(self, request: Request, parts: Sequence[RegionPart], timeout_s: float) -> PendingTransfer:
+        """Any request. ``parts``: the memory that it names, kept until it is free again."""
         asked_s = time.monotonic()
         deadline_s = asked_s + timeout_s
         pending = PendingTransfer(parts, deadline_s, self._poller)

@@ -23,7 +23,7 @@ import math
 from collections import deque
 
 from meshfusion.jbof.errors import MeshFusionError
-from meshfusion.jbof.nvme.command import MAX_COMMAND_ID, Command, IoOpcode, capsule
+from meshfusion.jbof.nvme.command import FILLS_MEMORY, MAX_COMMAND_ID, Command, capsule
 from meshfusion.jbof.nvme.completion import decode_completion
 from meshfusion.jbof.nvme.fields import NvmeProtocolError, protocol_error
 from meshfusion.jbof.nvme.key_scope import KeyScope
@@ -279,7 +279,7 @@ class QueuePair:
         """There is a free window, for a command keeps its place in the queue until the key of its window is dead."""
         if command.window is None:
             return None
-        return self._windows.bind(command.window, is_written=command.opcode is IoOpcode.READ)
+        return self._windows.bind(command.window, is_written=command.opcode in FILLS_MEMORY)
 
     def _settle(self, command_id: int, posted: PostedCommand) -> list[QueueEffect]:
         """If all is here: the identifier, its place in the queue and its window are free again."""

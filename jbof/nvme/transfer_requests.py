@@ -6,7 +6,7 @@ Raised for a request that cannot be expressed, or that a controller cannot do:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ from meshfusion.jbof.nvme.deallocation import split_ranges
 from meshfusion.jbof.nvme.inventory import Namespace
 from meshfusion.jbof.nvme.io_commands import LbaRange, encode_ranges, flush, read, write
 from meshfusion.jbof.nvme.key_scope import KeyScope
-from meshfusion.jbof.nvme.sgl import DataPointer, RemoteMemory, remote_data_list, window_data
+from meshfusion.jbof.nvme.sgl import DataPointer, RemoteMemory, remote_data, remote_data_list, window_data
 from meshfusion.jbof.nvme.split import TransferLimits, TransferPart, split_transfer
 
 
@@ -82,7 +82,25 @@ class Deallocate:
         return [RangeList(encode_ranges(part)) for part in split_ranges(self.ranges, info.limits) or ((),)]
 
 
-Request = Read | Write | Flush | Deallocate
+@dataclass(frozen=True, slots=True)
+class Reserve:
+    """A command about the namespace's reservation, made by ``build`` of where its data lies: ``memory``, one piece."""
+
+    nsid: int
+    memory: Sequence[RemoteMemory]
+    build: Callable[[DataPointer], Command]
+
+    def commands(self, info: AssociationInfo, namespace: Namespace, key_scope: KeyScope) -> Iterable[Command]:
+        if not info.controller.has_reservations or not namespace.info.rescap:
+            raise UnsupportedError(
+                f"namespace {self.nsid} has no reservations (ONCS bit 5, RESCAP)",
+                next_step="Use a target that has them: Linux' from 6.13 on with resv_enable, or SPDK's.",
+            )
+        (memory,) = self.memory
+        yield self.build(window_data(memory) if key_scope is KeyScope.COMMAND else remote_data(memory))
+
+
+Request = Read | Write | Flush | Deallocate | Reserve
 
 
 def _parts(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import random
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.e2e.models import VOCABULARY
+from tests.e2e.nursery import Nursery, Process
 
 ROOT = Path(__file__).parents[2]
 BLOCK_TOKENS = 32
@@ -127,31 +129,46 @@ class EngineDied(Exception):
     """The engine's process ended, or overran its deadline, during a call."""
 
 
+def _variables() -> dict[str, str]:
+    return {
+        **os.environ,
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TORCHDYNAMO_DISABLE": "1",  # a compiler run of many seconds for one small function of the sampler
+    }
+
+
+@functools.cache
+def _nursery() -> Nursery:
+    return Nursery(_variables(), folder=ROOT)
+
+
+def _process(module: str, environment: dict[str, str], channel: int, log: int) -> Process:
+    """With a variable that is not ours, a Python of its own: it may count while vLLM is imported."""
+    variables = {**_variables(), **environment}
+    if all(name.startswith("MESHFUSION_") for name in environment):
+        return _nursery().process(module, variables, channel=channel, log=log)
+    return subprocess.Popen(
+        [sys.executable, "-m", module, str(channel)],
+        cwd=ROOT,
+        env=variables,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        pass_fds=(channel,),
+    )
+
+
 class EngineProcess:
     """One child process; see :mod:`tests.e2e.engine_child` for the calls."""
 
     def __init__(self, log: Path, *, environment: dict[str, str] | None = None, module: str = ENGINE_CHILD) -> None:
         ours, theirs = socket.socketpair()
         self.log = log
-        variables = {
-            **os.environ,
-            "VLLM_CPU_KVCACHE_SPACE": "1",
-            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-            "VLLM_NO_USAGE_STATS": "1",
-            "HF_HUB_OFFLINE": "1",
-            "TORCHDYNAMO_DISABLE": "1",  # a compiler run of many seconds for one small function of the sampler
-            **(environment or {}),
-        }
         with log.open("ab") as output:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", module, str(theirs.fileno())],
-                cwd=ROOT,
-                env=variables,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                pass_fds=(theirs.fileno(),),
-            )
+            self.process = _process(module, environment or {}, theirs.fileno(), output.fileno())
         theirs.close()
         self._channel = ours
         self._received = b""

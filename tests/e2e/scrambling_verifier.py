@@ -14,11 +14,11 @@ _scrambled: list[str] = []
 
 
 def _scrambling(self: WorkerSide) -> set[str]:
-    orders = {request_id: order for request_id, (order, _) in self._jobs.items()}
+    orders = {request_id: order for request_id, (order, _) in self.parts.loads._jobs.items()}
     finished = _finished_loads(self)
     for request_id in finished:
-        assert isinstance(self._memory, HostKvMemory)
-        memory, layout = self._memory.array, self._layouts[0]
+        assert isinstance(self.parts.memory, HostKvMemory)
+        memory, layout = self.parts.memory.array, self.parts.auditor._layouts[0]
         for start in layout.run_offsets(orders[request_id].block_ids[0]):
             if _scrambled:
                 memory[start : start + layout.run_bytes] = memory[start : start + layout.run_bytes][::-1].copy()

@@ -123,7 +123,7 @@ def stored(chunk: api.ChunkRecord) -> StoredBoundary:
     (shard,) = chunk.shards
     first = shard.extent.lba + shard.payload_lba_offset
     lbas = tuple(first + i * shard.unit_lba_count for i in range(len(shard.unit_digests)))
-    return StoredBoundary(1, (StoredGroup(0, 0, (chunk.key,), (shard.extent,), lbas, shard.unit_digests),))
+    return StoredBoundary(1, (StoredGroup(0, 0, (chunk.key,), (shard.extent,), (lbas,), (shard.unit_digests,)),))
 
 
 FIRST, SECOND = make_records(2, block_tokens=16, blocks_per_chunk=4, identity=IDENTITY)
@@ -205,8 +205,8 @@ def call(rig: Rig, name: str, lease_id: str = "lease") -> None:
         "match": lambda: rig.client.match("r", 77, lambda: asked(keys(1)), time.monotonic() + 0.02),
         "release": lambda: rig.client.release((lease_id,)),
         "reserve": lambda: rig.client.reserve((wish(1),)),
-        "commit": lambda: rig.client.settle(grant(holder_id, "grant", epoch=epoch), (UNITS,)),
-        "abort": lambda: rig.client.settle(grant(holder_id, "grant", epoch=epoch), (None,)),
+        "commit": lambda: rig.client.settle(grant(holder_id, "grant", epoch=epoch), ((UNITS,),)),
+        "abort": lambda: rig.client.settle(grant(holder_id, "grant", epoch=epoch), ((None,),), withheld=(0,)),
         "drop": lambda: rig.client.drop(number_key(1), extent, "mismatch"),
     }[name]()
 
@@ -244,7 +244,7 @@ def test_the_service_goes_away_and_comes_back(service: ControlledService) -> Non
         assert reserve(rig, wish(1), wish(2)) == [ReserveFailed(1), ReserveFailed(2)]
         assert time.monotonic() - started_s < 1.0
         assert service.calls["reserve"] == []
-        rig.client.settle(grant(rig.attachment.holder_id, "g"), (UNITS,))
+        rig.client.settle(grant(rig.attachment.holder_id, "g"), ((UNITS,),))
         assert rig.expect(Committed) == Committed(0, 1)
         service.restart()
         service.fails.clear()
@@ -268,7 +268,7 @@ def test_trouble_of_an_earlier_incarnation_leaves_the_current_one_alone(service:
         service.restart()
         assert rig.match(keys(1)).stored == NOTHING_STORED  # stale: attaches again
         current = rig.expect(Attached).attachment
-        rig.client.settle(grant(rig.attachment.holder_id, "old"), (UNITS,))
+        rig.client.settle(grant(rig.attachment.holder_id, "old"), ((UNITS,),))
         assert rig.expect(Committed) == Committed(0, 1)
         assert rig.client.attachment == current
         assert rig.match(keys(1), attempt=2).stored.chunk_count
@@ -300,14 +300,14 @@ def test_places_commit_and_abort(service: ControlledService) -> None:
             (number_key(12), 192, CHUNK_TOKENS, (SHARD,)),
             (number_key(2), 0, CHUNK_TOKENS, (SHARD,)),
         ]
-        rig.client.settle(granted(first), (UNITS, None, UNITS))
+        rig.client.settle(granted(first), ((UNITS, None, UNITS),), withheld=(1,))
         assert rig.expect(Committed) == Committed(2, 0)
         (abort,), (commit,) = service.calls["abort"], service.calls["commit"]
         assert abort.grant_ids == granted(first).grant_ids[1:2]
         assert [item.grant_id for item in commit.items] == [granted(first).grant_ids[i] for i in (0, 2)]
         assert all(item.unit_digests == (UNITS,) for item in commit.items)
         assert set(service.grants) == set(granted(second).grant_ids)
-        rig.client.settle(granted(first), (UNITS, UNITS, UNITS))
+        rig.client.settle(granted(first), ((UNITS, UNITS, UNITS),))
         assert rig.expect(Committed) == Committed(0, 3), "they are gone"
 
 
@@ -315,10 +315,22 @@ def test_a_place_in_doubt_is_neither_committed_nor_given_back(service: Controlle
     with attached(service) as rig:
         (answered,) = reserve(rig, wish(1, 1, 2, 3))
         run = granted(answered)
-        rig.client.settle(run, (UNITS, None, None), in_doubt=(2,))
+        rig.client.settle(run, ((UNITS, None, None),), withheld=(1, 2), in_doubt=(2,))
         assert rig.expect(Committed).committed_count == 1
         (abort,) = service.calls["abort"]
         assert (abort.grant_ids, abort.doubtful_grant_ids) == (run.grant_ids[1:2], run.grant_ids[2:])
+
+
+def test_a_chunk_is_committed_with_what_each_rank_wrote_of_it(service: ControlledService) -> None:
+    """The second rank has no shard of the second chunk: it reads that of the first."""
+    with attached(service) as rig:
+        run = grant(rig.attachment.holder_id, "one", "two", "three")
+        others = (b"e" * 8,) * 4
+        rig.client.settle(run, ((UNITS, UNITS, UNITS), (others, (), None)), withheld=(2,))
+        rig.expect(Committed)
+        (commit,), (abort,) = service.calls["commit"], service.calls["abort"]
+        assert [item.unit_digests for item in commit.items] == [(UNITS, others), (UNITS,)]
+        assert abort.grant_ids == ("three",)
 
 
 def test_attaching_anew_is_another_incarnation_of_the_same_identity(service: ControlledService) -> None:
@@ -416,7 +428,7 @@ def pool(tmp_path: Path) -> Iterator[Pool]:
 
 def commit_chunk(rig: Rig, save_id: int = 1) -> None:
     place = granted(reserve(rig, wish(save_id))[0])
-    rig.client.settle(place, (tuple(bytes([i] * 8) for i in range(4)),))
+    rig.client.settle(place, ((tuple(bytes([i] * 8) for i in range(4)),),))
     assert rig.expect(Committed) == Committed(1, 0)
 
 
@@ -426,7 +438,7 @@ def test_save_match_and_release_on_the_real_pool(pool: Pool) -> None:
         commit_chunk(rig)
         answer = rig.match((number_key(1), number_key(2)), attempt=2)
         assert stored_keys(answer) == (number_key(1),)
-        assert answer.stored.groups[0].unit_digests == tuple(bytes([i] * 8) for i in range(4))
+        assert answer.stored.groups[0].unit_digests == (tuple(bytes([i] * 8) for i in range(4)),)
         assert pool.status(deadline_s=1).lease_count == 1
         rig.client.release((answer.lease_id,))
         until(lambda: pool.status(deadline_s=1).lease_count == 0)

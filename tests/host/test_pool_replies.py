@@ -6,14 +6,14 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshfusion.dpu.api import types as api
 from meshfusion.host.kv.chunk_form import ChunkForm
 from meshfusion.host.kv.resume import GroupPlan, LastWindow, LocalChunk, StateAtBoundary, WholePrefix
 from meshfusion.host.pool_events import ALONE, NOTHING_STORED, ReserveWish
-from meshfusion.host.pool_replies import reserve_items, reserved, stored_boundary
+from meshfusion.host.pool_replies import is_reserve_reply_sound, reserve_items, reserved, stored_boundary
 
 IDENTITY = b"\x11" * 32
 UNIT_LBAS = 3
@@ -23,10 +23,15 @@ RULES = st.one_of(
     st.builds(LocalChunk, st.sampled_from([16, 48, 64, 160])),
     st.just(StateAtBoundary()),
 )
-FORMS = st.lists(st.tuples(RULES, st.sampled_from([8, 16, 32])), min_size=1, max_size=4).map(
+RANKS = 4
+FORMS = st.lists(
+    st.tuples(RULES, st.sampled_from([8, 16, 32]), st.sampled_from([1, 2, 4])), min_size=1, max_size=4
+).map(
     lambda groups: ChunkForm(
-        tuple(GroupPlan(i, rule, block, 64) for i, (rule, block) in enumerate(groups)),
+        tuple(GroupPlan(i, rule, block, 64) for i, (rule, block, _) in enumerate(groups)),
         tuple(100 + i for i in range(len(groups))),
+        RANKS,
+        tuple(per_shard for _, _, per_shard in groups),
     )
 )
 
@@ -35,17 +40,23 @@ def key(group: int, index: int) -> bytes:
     return group.to_bytes(16, "big") + index.to_bytes(16, "big")
 
 
-def lba(group: int, index: int) -> int:
-    return 10_000 * group + 100 * index
+def lba(group: int, index: int, rank: int = 0) -> int:
+    return 100_000 * rank + 10_000 * group + 100 * index
 
 
 def record(form: ChunkForm, group: int, index: int) -> api.ChunkRecord:
-    """Two blocks of header, then the units, whose digests name group and block."""
+    """One shard for each set of ranks that hold the same, named by the first of them."""
+    per_shard = form.ranks_per_shard[group] if form.ranks_per_shard else 1
+    shards = tuple(shard(form, group, index, rank) for rank in range(0, form.rank_count, per_shard))
+    return api.ChunkRecord(key(group, index), IDENTITY, "default", group, index * 64, 64, shards)
+
+
+def shard(form: ChunkForm, group: int, index: int, rank: int) -> api.Shard:
+    """Two blocks of header, then the units, whose digests name rank, group and block."""
     kept = form.plans[group].kept_blocks(index)
-    extent = api.Extent(1, group, lba(group, index), 2 + len(kept) * UNIT_LBAS, 7)
-    digests = tuple(bytes([group]) + block.to_bytes(7, "big") for block in kept)
-    shard = api.Shard(0, extent, 2, UNIT_LBAS, form.unit_bytes[group], digests)
-    return api.ChunkRecord(key(group, index), IDENTITY, "default", group, index * 64, 64, (shard,))
+    extent = api.Extent(1, group, lba(group, index, rank), 2 + len(kept) * UNIT_LBAS, 7)
+    digests = tuple(bytes([rank, group]) + block.to_bytes(6, "big") for block in kept)
+    return api.Shard(rank, extent, 2, UNIT_LBAS, form.unit_bytes[group], digests)
 
 
 def asked(form: ChunkForm, count: int) -> tuple[api.GroupKeys, ...]:
@@ -68,6 +79,7 @@ def right_reply(form: ChunkForm, boundary: int) -> api.MatchReply:
     return api.MatchReply("L", boundary, tuple(chunks))
 
 
+@settings(deadline=None)
 @given(FORMS, st.integers(1, 6), st.integers(0, 3))
 def test_every_needed_block_lies_where_its_chunk_says(form: ChunkForm, boundary: int, more: int) -> None:
     stored = stored_boundary(right_reply(form, boundary), asked(form, boundary + more), IDENTITY, form)
@@ -75,18 +87,23 @@ def test_every_needed_block_lies_where_its_chunk_says(form: ChunkForm, boundary:
     for plan, group in zip(form.plans, stored.groups, strict=True):
         needed = plan.needed_blocks(boundary)
         assert group.first_block == needed.start
-        assert len(group.unit_lbas) == len(group.unit_digests) == len(needed)
-        for i, block in enumerate(needed):
+        ranks = range(0, RANKS, form.ranks_per_shard[plan.group])
+        for rank, lbas, digests in zip(ranks, group.unit_lbas, group.unit_digests, strict=True):
+            assert len(lbas) == len(digests) == len(needed)
+            for i, block in enumerate(needed):
+                index = block * plan.block_tokens // 64
+                number = block - plan.kept_blocks(index).start
+                assert lbas[i] == lba(plan.group, index, rank) + 2 + number * UNIT_LBAS
+                assert digests[i] == bytes([rank, plan.group]) + block.to_bytes(6, "big")
+        for block in needed:
             index = block * plan.block_tokens // 64
-            number = block - plan.kept_blocks(index).start
-            assert group.unit_lbas[i] == lba(plan.group, index) + 2 + number * UNIT_LBAS
-            assert group.unit_digests[i] == bytes([plan.group]) + block.to_bytes(7, "big")
             assert group.keys[index - group.first_chunk] == key(plan.group, index)
             assert group.extents[index - group.first_chunk].lba == lba(plan.group, index)
 
 
 FORM = ChunkForm((GroupPlan(0, WholePrefix(), 16, 64), GroupPlan(1, LastWindow(100), 32, 64)), (4096, 512))
 GOOD = right_reply(FORM, 3)
+TWO_RANKS = replace(FORM, rank_count=2)
 LIES: dict[str, Callable[[api.ChunkRecord], api.ChunkRecord]] = {
     "key": lambda chunk: replace(chunk, key=b"k" * 32),
     "identity": lambda chunk: replace(chunk, identity=b"i" * 32),
@@ -108,6 +125,28 @@ def test_one_wrong_chunk_and_nothing_is_believed(lie: str, at: int) -> None:
     chunks = list(GOOD.chunks)
     chunks[at] = LIES[lie](chunks[at])
     assert stored_boundary(replace(GOOD, chunks=tuple(chunks)), asked(FORM, 4), IDENTITY, FORM) == NOTHING_STORED
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda shards: shards[:1],
+        lambda shards: shards[::-1],
+        lambda shards: (*shards, replace(shards[1], rank=2)),
+        lambda shards: (shards[0], shards[0]),
+        lambda shards: (shards[0], replace(shards[1], unit_digests=shards[1].unit_digests[1:])),
+    ],
+)
+@pytest.mark.parametrize("at", range(len(GOOD.chunks)))
+def test_a_chunk_without_all_its_shards_is_not_believed(
+    change: Callable[[tuple[api.Shard, ...]], tuple[api.Shard, ...]], at: int
+) -> None:
+    chunks = list(right_reply(TWO_RANKS, 3).chunks)
+    whole = replace(GOOD, chunks=tuple(chunks))
+    assert stored_boundary(whole, asked(FORM, 4), IDENTITY, TWO_RANKS).chunk_count == 3
+    chunks[at] = replace(chunks[at], shards=change(chunks[at].shards))
+    assert stored_boundary(replace(GOOD, chunks=tuple(chunks)), asked(FORM, 4), IDENTITY, TWO_RANKS) == NOTHING_STORED
+    assert stored_boundary(whole, asked(FORM, 4), IDENTITY, FORM) == NOTHING_STORED, "one rank has one shard"
 
 
 @pytest.mark.parametrize(
@@ -172,3 +211,19 @@ def test_what_others_have_or_are_writing_gives_up_nothing() -> None:
     assert run.answer.granted is not None
     assert run.answer.granted.indexes == (0, 3)
     assert len(set(run.answer.granted.bundles)) == 2
+
+
+def test_places_of_all_ranks_lie_side_by_side() -> None:
+    form = replace(FORM, rank_count=2, ranks_per_shard=(1, 2))
+    assert [[shard.rank for shard in item.shards] for item in reserve_items(WISH, KEYS, form)] == [[0, 1], [0]] * 2
+    extents = [api.Extent(1, 0, number, 9, 1) for number in range(6)]
+    results = [
+        api.ReserveResult(api.ReserveOutcome.GRANTED, f"g{i}", tuple(places))
+        for i, places in enumerate((extents[:2], extents[2:3], extents[3:5], extents[5:]))
+    ]
+    assert is_reserve_reply_sound(api.ReserveReply(tuple(results)), reserve_items(WISH, KEYS, form))
+    granted = reserved(WISH, KEYS, results, "h", 1, form).answer.granted
+    assert granted is not None
+    assert [fields[2] for fields in granted.extents] == list(range(6))
+    assert not is_reserve_reply_sound(api.ReserveReply(tuple(results[::-1])), reserve_items(WISH, KEYS, form))
+    assert not is_reserve_reply_sound(api.ReserveReply(tuple(results[:3])), reserve_items(WISH, KEYS, form))

@@ -151,7 +151,7 @@ def test_queued_commits_are_carried_out_before_closing(service: ControlledServic
     with attached(service) as rig:
         for i in range(20):
             service.grants[f"g{i}"] = rig.attachment.holder_id
-            rig.client.settle(grant(rig.attachment.holder_id, f"g{i}"), (UNITS,))
+            rig.client.settle(grant(rig.attachment.holder_id, f"g{i}"), ((UNITS,),))
         rig.client.close()
         assert not service.grants
 

@@ -71,7 +71,7 @@ class UseKey:
 def let_target_write(initiator: Initiator, remote: RemoteMemory) -> bool:
     """Does it say that it did? Waits for the connection that this may have cost."""
     until(lambda: initiator.state is ControllerState.LIVE)
-    pending = initiator._begin(UseKey(1, remote), (), 3.0)  # type: ignore[arg-type]
+    pending = initiator.begin(UseKey(1, remote), (), 3.0)  # type: ignore[arg-type]
     try:
         pending.wait()
     except MeshFusionError:

@@ -18,6 +18,7 @@ from meshfusion.tools.lab.cli import lab
 from meshfusion.tools.mfctl.chunk_commands import chunk
 from meshfusion.tools.mfctl.config_commands import config
 from meshfusion.tools.mfctl.doctor_command import doctor
+from meshfusion.tools.mfctl.jbof_commands import jbof
 from meshfusion.tools.mfctl.kinds_command import kinds
 from meshfusion.tools.mfctl.output import EXIT_INTERRUPTED, report_error, report_json, wants_json
 from meshfusion.tools.mfctl.path_commands import path
@@ -91,10 +92,10 @@ def _version() -> str:
 @click.group(cls=RootGroup, epilog=EXIT_CODES_HELP, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(_version(), prog_name="mfctl")
 def mfctl() -> None:
-    """Create, serve and inspect MeshFusion pools and the paths to them; try RDMA without RDMA hardware."""
+    """Create, serve and inspect MeshFusion pools, their drives and paths to them; try RDMA without RDMA hardware."""
 
 
-for command in (pool, service, chunk, path, config, kinds, doctor, verify, lab):
+for command in (pool, service, chunk, jbof, path, config, kinds, doctor, verify, lab):
     mfctl.add_command(command)
 
 meshfusion = RootCommand(

@@ -41,6 +41,18 @@ def format_option(command: F) -> F:
     )(command)
 
 
+def document_format_option(command: F) -> F:
+    """As :func:`format_option`, and "yaml" too; see :func:`print_document`."""
+    return click.option(
+        "--format",
+        "output_format",
+        type=click.Choice(["table", "json", "yaml"]),
+        default="table",
+        show_default=True,
+        help="What to print: a table for people, or JSON or YAML for programs.",
+    )(command)
+
+
 def wants_json(arguments: Sequence[str]) -> bool:
     """Was JSON asked for? Read from the raw arguments, because errors of parsing obey it too."""
     return "--format=json" in arguments or ("--format", "json") in pairwise(arguments)
@@ -72,6 +84,17 @@ def report_json(kind: str, message: str, next_step: str, code: int, problems: Se
 def print_json(value: Any) -> None:
     """One JSON document on stdout; bytes become hex, dataclasses become objects."""
     click.echo(json.dumps(value, indent=2 if sys.stdout.isatty() else None, default=_plain))
+
+
+def print_document(value: Any, output_format: str) -> None:
+    """As JSON, or the same as YAML."""
+    if output_format == "json":
+        print_json(value)
+        return
+    import yaml
+
+    plain = json.loads(json.dumps(value, default=_plain))
+    click.echo(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True), nl=False)
 
 
 def _plain(value: Any) -> Any:

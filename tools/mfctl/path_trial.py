@@ -88,7 +88,12 @@ def try_paths(service_address: str, load: ReadLoad) -> list[Outcome]:
 def attached(service: ChunkService) -> Iterator[Attachment]:
     """As a holder of its own, kept by heartbeats."""
     standing = PoolStanding(
-        service, identity=NOBODY, engine_version=ENGINE_VERSION, access=Access.NVMEOF, tell=lambda event: None
+        service,
+        identity=NOBODY,
+        engine_version=ENGINE_VERSION,
+        rank_count=1,
+        access=Access.NVMEOF,
+        tell=lambda event: None,
     )
     try:
         yield standing.start()

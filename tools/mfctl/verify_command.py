@@ -193,12 +193,16 @@ def print_report(report: Report) -> None:
     )
     click.echo()
     print_table(
-        ["PROMPT", "TOKENS", "LOADED", "BLOCKS", "COMPARED", "DIFFERENT", "SAME TOKENS", "OWN DIFF.", "DIFFERENCE"],
+        [
+            *("PROMPT", "TOKENS", "LOADED", "BLOCKS", "COMPARED", "DIFFERENT", "SAME TOKENS", "OWN DIFF."),
+            *("DIFFERENCE", "TTFT COLD", "TTFT LOADED"),
+        ],
         [
             (
                 *(found.name, found.prompt_tokens, found.loaded_tokens, found.loaded_blocks, found.compared_blocks),
                 *(found.differing_blocks, "yes" if found.are_tokens_equal else "NO"),
                 *(f"{found.own_difference:.3g}", f"{found.difference:.3g}"),
+                *(f"{found.cold_ttft_s * 1e3:.0f} ms", f"{found.loaded_ttft_s * 1e3:.0f} ms"),
             )
             for found in report.prompts
         ],

@@ -11,16 +11,17 @@ from typing import Any
 @dataclass(frozen=True, slots=True)
 class Answer:
     """Given greedily. ``logprobs``: of the likeliest tokens at each position. ``cached_tokens``: those of the prompt
-    that were not computed."""
+    that were not computed. ``ttft_s``: from the request's arrival to its first token."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[Mapping[int, float], ...]
     cached_tokens: int
+    ttft_s: float = 0.0
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> Answer:
         logprobs = tuple({int(token): float(value) for token, value in at.items()} for at in body["logprobs"])
-        return cls(tuple(body["token_ids"]), logprobs, int(body["cached_tokens"]))
+        return cls(tuple(body["token_ids"]), logprobs, int(body["cached_tokens"]), float(body["ttft_s"]))
 
     def distance(self, other: Answer) -> float:
         """The largest difference of a token's log-probability, over the positions up to the first other token.

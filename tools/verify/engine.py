@@ -21,6 +21,7 @@ from importlib.metadata import version
 from typing import Any, Final
 
 from meshfusion.tools.model_kv import rule_in_words
+from meshfusion.tools.verify.prompts import LONGEST_CHUNKS
 
 LOGPROBS: Final = 5
 SETTLE_S: Final = 120.0
@@ -95,6 +96,7 @@ class VerifiedEngine:
                     "layers": len(group.layer_names),
                     "block_tokens": plan.block_tokens,
                     "block_bytes": unit_bytes,
+                    "is_loaded": any(plan.needed_blocks(chunks) for chunks in range(1, LONGEST_CHUNKS + 1)),
                 }
                 for group, plan, unit_bytes in zip(self._groups, facts.form.plans, facts.form.unit_bytes, strict=True)
             ],
@@ -243,6 +245,7 @@ def _answer(output: Any) -> dict[str, Any]:
         "token_ids": list(completion.token_ids),
         "logprobs": [{token: entry.logprob for token, entry in at.items()} for at in completion.logprobs],
         "cached_tokens": output.num_cached_tokens,
+        "ttft_s": output.metrics.first_token_latency,
     }
 
 

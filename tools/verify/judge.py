@@ -53,7 +53,8 @@ class LoadedAnswer:
 @dataclass(frozen=True, slots=True)
 class PromptResult:
     """``own_difference``: the largest among the first engine's answers; ``difference``: of the second's from the
-    nearest of them. ``problems``: empty: none."""
+    nearest of them. ``cold_ttft_s``/``loaded_ttft_s``: to the first token, computed from nothing and loaded; of one
+    answer each, so they show an order of magnitude. ``problems``: empty: none."""
 
     name: str
     prompt_tokens: int
@@ -64,6 +65,8 @@ class PromptResult:
     own_difference: float
     difference: float
     are_tokens_equal: bool
+    cold_ttft_s: float
+    loaded_ttft_s: float
     problems: tuple[str, ...] = ()
 
 
@@ -106,10 +109,12 @@ def judge(
     loaded: Sequence[LoadedAnswer],
     *,
     dtype: str,
+    is_loaded: Sequence[bool],
     failed_blocks: int = 0,
 ) -> Verdict:
     """A column for each prompt. ``computed``: all blocks of the first engine when it had answered from nothing.
-    ``failed_blocks``: those that the second engine wanted to load and could not."""
+    ``is_loaded``: of each KV group, whether anything of it is needed where a chunk ends; of local attention in pieces
+    that end there, nothing is. ``failed_blocks``: those that the second engine wanted to load and could not."""
     variation, tolerance = tolerance_of(own, dtype)
     results = tuple(
         _judge_prompt(*columns, computed, tolerance) for columns in zip(names, prompt_tokens, own, loaded, strict=True)
@@ -122,7 +127,7 @@ def judge(
         problems += [
             f"KV group {group}: no loaded block of it could be compared"
             for group, found in enumerate(groups)
-            if not found.compared_blocks
+            if is_loaded[group] and not found.compared_blocks
         ]
     if failed_blocks:
         problems.append(f"{failed_blocks} blocks could not be loaded and were recomputed")
@@ -153,6 +158,8 @@ def _judge_prompt(
         own_difference=_own_difference(own),
         difference=difference,
         are_tokens_equal=bool(equal),
+        cold_ttft_s=own.cold.ttft_s,
+        loaded_ttft_s=loaded.answer.ttft_s,
         problems=tuple(problems),
     )
 

@@ -9,6 +9,7 @@ from typing import Final
 from meshfusion.jbof.errors import ConfigError
 
 ANSWER_TOKENS: Final = 8
+LONGEST_CHUNKS: Final = 8
 FIRST_TOKEN: Final = 5
 """Smaller numbers are often special tokens."""
 
@@ -42,15 +43,15 @@ def prompts_for(
         Prompt("three chunks and a half", long),
         Prompt("its first two chunks, then others", long[: 2 * chunk] + some(half + 1)),
         Prompt("its first chunk and a half, then others", long[: chunk + half] + some(chunk)),
-        Prompt("eight chunks and a token", some(8 * chunk + 1)),
+        Prompt("eight chunks and a token", some(LONGEST_CHUNKS * chunk + 1)),
         Prompt("less than a chunk", some(chunk - 1)),
     ]
     fitting = tuple(prompt for prompt in prompts if len(prompt.token_ids) + ANSWER_TOKENS <= context_tokens)
     if not any(len(prompt.token_ids) > chunk for prompt in fitting):
-        needed = chunk + 1 + ANSWER_TOKENS
+        needed, all_fit = chunk + 1 + ANSWER_TOKENS, LONGEST_CHUNKS * chunk + 1 + ANSWER_TOKENS
         raise ConfigError(
             f"chunks have {chunk} tokens here, so that nothing can be loaded within {context_tokens}",
-            next_step=f"use --context {needed} or more (all prompts fit in {8 * chunk + 1 + ANSWER_TOKENS}), or a "
-            "smaller chunk_min_bytes in the connector's configuration",
+            next_step=f"use --context {needed} or more (all prompts fit in {all_fit}), or a smaller chunk_min_bytes in "
+            "the connector's configuration",
         )
     return fitting

@@ -132,6 +132,7 @@ def report_of(plan: Plan, computed: Computed, loaded: Loaded) -> Report:
         computed.blocks,
         loaded.answers,
         dtype=facts["dtype"],
+        is_loaded=[group["is_loaded"] for group in facts["groups"]],
         failed_blocks=loaded.counts.get("failed_blocks", 0),
     )
     return Report(

@@ -24,13 +24,14 @@ ABANDON_AFTER_S: Final = 30.0
 
 
 class _Unit(NamedTuple):
-    """A block to be compared: its number in its KV group, counted from the start of the request."""
+    """A block to be compared: its number in its KV group, counted from the start of the request. ``lbas`` and
+    ``digests``: of each shard."""
 
     group: int
     number: int
     block: Any
-    lba: int
-    digest: bytes
+    lbas: tuple[int, ...]
+    digests: tuple[bytes, ...]
     key: bytes
     extent: Extent
 
@@ -59,6 +60,7 @@ class AuditPipeline:
         self._free_lookup = free_lookup
         self.audits = Audits(options, draw)
         self._held: dict[int, _Held] = {}
+        self._reports: dict[int, list[AuditReport]] = {}  # of the ranks that are done, while others are not
         self._orders: list[AuditOrder] = []
         self._next_id = 0
 
@@ -81,10 +83,10 @@ class AuditPipeline:
             AuditOrder(
                 self._next_id,
                 tuple(unit.group for unit in units),
-                tuple(unit.lba for unit in units),
+                tuple(unit.lbas for unit in units),
                 tuple(unit.block.block_id for unit in units),
                 tuple(spare.block_id for spare in spares),
-                tuple(unit.digest for unit in units),
+                tuple(unit.digests for unit in units),
                 ABANDON_AFTER_S,
             )
         )
@@ -96,14 +98,25 @@ class AuditPipeline:
         return orders
 
     def reported(self, reports: Sequence[AuditReport], identity: bytes) -> None:
+        """Of ranks that are done. An audit ends when all are, and comes to nothing when it did on one of them."""
         for report in reports:
-            units, spares = self._held.pop(report.audit_id)
-            self._manager.block_pool.free_blocks([unit.block for unit in units] + spares)
-            if report.reason:
-                logger.info("an audit came to nothing: %s", report.reason)
-            verdict = self.audits.reported(report.drifts, report.variation)
-            self._free_lookup(verdict.request_id)
-            self._follow(verdict, units, identity)
+            assert report.audit_id in self._held, f"an audit that has ended: {report}"
+            of_ranks = self._reports.setdefault(report.audit_id, [])
+            assert all(report.rank != other.rank for other in of_ranks), f"reported twice: {report}"
+            of_ranks.append(report)
+            if len(of_ranks) == self._form.rank_count:
+                self._end(report.audit_id, self._reports.pop(report.audit_id), identity)
+
+    def _end(self, audit_id: int, reports: Sequence[AuditReport], identity: bytes) -> None:
+        units, spares = self._held.pop(audit_id)
+        self._manager.block_pool.free_blocks([unit.block for unit in units] + spares)
+        reason = next((report.reason for report in reports if report.reason), "")
+        if reason:
+            logger.info("an audit came to nothing: %s", reason)
+        drifts = [] if reason else [drift for report in reports for drift in report.drifts]
+        verdict = self.audits.reported(drifts, max(report.variation for report in reports))
+        self._free_lookup(verdict.request_id)
+        self._follow(verdict, units, identity)
 
     def give_up(self, request_id: str) -> None:
         if self.audits.give_up(request_id):
@@ -135,7 +148,7 @@ class AuditPipeline:
         chosen: list[_Unit] = []
         for plan, group in zip(self._form.plans, stored.groups, strict=True):
             units = self._group_units(plan, group, tables[plan.group], local_tokens, stored, snapshots)
-            chosen += sorted(sorted(units, key=lambda unit: unit.digest)[:per_group], key=lambda unit: unit.number)
+            chosen += sorted(sorted(units, key=lambda unit: unit.digests)[:per_group], key=lambda unit: unit.number)
         return tuple(chosen)
 
     def _group_units(
@@ -162,10 +175,15 @@ class AuditPipeline:
             unit, chunk = number - group.first_block, number // per_chunk - group.first_chunk
             units.append(
                 _Unit(
-                    plan.group, number, block, group.unit_lbas[unit], group.unit_digests[unit],
-                    group.keys[chunk], group.extents[chunk],
+                    plan.group,
+                    number,
+                    block,
+                    tuple(column[unit] for column in group.unit_lbas),
+                    tuple(column[unit] for column in group.unit_digests),
+                    group.keys[chunk],
+                    group.extents[chunk],
                 )
-            )  # fmt: skip
+            )
         return units
 
     def _follow(self, verdict: Verdict, units: tuple[_Unit, ...], identity: bytes) -> None:
@@ -188,14 +206,15 @@ class AuditPipeline:
         unit = units[drift.unit]
         block_tokens = self._form.plans[unit.group].block_tokens
         first = unit.number * block_tokens
+        on_rank = f" on rank {drift.rank}" if self._form.rank_count > 1 else ""
         reason = (
-            f"audit: tokens {first} to {first + block_tokens} in layer {drift.layer} differ by {drift.difference:.3g} "
-            f"of the largest number there from what was computed anew, {allowed:.3g} is allowed"
+            f"audit: tokens {first} to {first + block_tokens} in layer {drift.layer}{on_rank} differ by "
+            f"{drift.difference:.3g} of the largest number there from what was computed anew, {allowed:.3g} is allowed"
         )
         logger.error(
             "%s (%d of %d blocks; KV group %d, request %s, chunk %s, identity %s)",
             reason,
-            len(verdict.alarms),
+            len({alarm.unit for alarm, _ in verdict.alarms}),
             len(units),
             unit.group,
             verdict.request_id,

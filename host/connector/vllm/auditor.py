@@ -19,6 +19,7 @@ import numpy as np
 
 from meshfusion.host.connector.audits import BlockDrift
 from meshfusion.host.connector.vllm.messages import AuditOrder, AuditReport
+from meshfusion.host.kv.chunk_form import ChunkForm
 from meshfusion.host.kv.drift import U8, UnitNumbers, drift_of
 from meshfusion.host.kv.group_layout import GroupLayout
 from meshfusion.host.memory.kv_memory import KvMemory, Produced
@@ -34,13 +35,23 @@ REMEMBERED_BYTES: Final = 32 << 20
 
 
 class Auditor:
-    """Of one worker. Called on the engine's thread, and never waits, but in :meth:`close`.
+    """Of the worker ``rank``. Called on the engine's thread, and never waits, but in :meth:`close`.
 
     ``numbers``: of a unit of each KV group; without them every audit is refused.
     """
 
-    def __init__(self, memory: KvMemory, layouts: Sequence[GroupLayout], numbers: Sequence[UnitNumbers]) -> None:
+    def __init__(
+        self,
+        memory: KvMemory,
+        layouts: Sequence[GroupLayout],
+        numbers: Sequence[UnitNumbers],
+        *,
+        form: ChunkForm,
+        rank: int,
+    ) -> None:
         self._memory = memory
+        self._form = form
+        self._rank = rank
         self._layouts = tuple(layouts)
         self._numbers = tuple(numbers)
         self._loading: tuple[AuditOrder, LoadJob, Produced] | None = None
@@ -54,17 +65,17 @@ class Auditor:
         """The work that fills the computed blocks has been issued."""
         assert self._loading is None, "one audit at a time"
         if path is None or not self._numbers:
-            self._refused.append(AuditReport(order.audit_id, (), 0.0, "no pool attached"))
+            self._refused.append(self._nothing(order, "no pool attached"))
             return
         try:
             produced = self._memory.produced()
         except MeshFusionError as error:
-            self._refused.append(AuditReport(order.audit_id, (), 0.0, error.message))
+            self._refused.append(self._nothing(order, error.message))
             return
         units = [
-            UnitRead(lba, self._layouts[group].unit_bytes, block_id, digest, group)
-            for group, lba, block_id, digest in zip(
-                order.groups, order.lbas, order.spare_block_ids, order.digests, strict=True
+            UnitRead(lbas[shard], self._layouts[group].unit_bytes, block_id, digests[shard], group)
+            for shard, group, lbas, block_id, digests in zip(
+                self._shards(order), order.groups, order.lbas, order.spare_block_ids, order.digests, strict=True
             )
         ]
         self._loading = (order, path.load(units, abandon_after_s=order.abandon_after_s), produced)
@@ -94,12 +105,19 @@ class Auditor:
             return
         self._loading = None
         if result.failures:
-            self._refused.append(AuditReport(order.audit_id, (), 0.0, result.failures[0].reason))
+            self._refused.append(self._nothing(order, result.failures[0].reason))
             return
         self._thread = threading.Thread(
             target=self._compare, args=(order, produced), name="meshfusion-audit", daemon=True
         )
         self._thread.start()
+
+    def _shards(self, order: AuditOrder) -> list[int]:
+        """Of each unit the one that this rank reads."""
+        return [self._form.shard_at(group, self._rank) for group in order.groups]
+
+    def _nothing(self, order: AuditOrder, reason: str) -> AuditReport:
+        return AuditReport(order.audit_id, (), 0.0, reason, self._rank)
 
     # ---- on the thread -------------------------------------------------------------------------------------------
 
@@ -107,10 +125,10 @@ class Auditor:
         try:
             report = self._compared_units(order, produced)
         except MeshFusionError as error:
-            report = AuditReport(order.audit_id, (), 0.0, error.message)
+            report = self._nothing(order, error.message)
         except Exception as error:  # a bug must cost the audit, not the blocks that are held for it
             logger.exception("an audit failed")
-            report = AuditReport(order.audit_id, (), 0.0, repr(error))
+            report = self._nothing(order, repr(error))
         self._compared.put(report)
 
     def _compared_units(self, order: AuditOrder, produced: Produced) -> AuditReport:
@@ -120,18 +138,20 @@ class Auditor:
         staging = self._memory.staging(2 * stride_bytes)
         drifts, variation = [], 0.0
         try:
-            columns = zip(order.groups, order.block_ids, order.spare_block_ids, order.digests, strict=True)
-            for unit, (group, block_id, spare_id, digest) in enumerate(columns):
+            columns = zip(
+                self._shards(order), order.groups, order.block_ids, order.spare_block_ids, order.digests, strict=True
+            )
+            for unit, (shard, group, block_id, spare_id, digests) in enumerate(columns):
                 layout = self._layouts[group]
                 staging.save(0, stride_bytes, layout.run_offsets_of([block_id, spare_id]), layout.run_bytes)
                 both = staging.buffer.array
                 computed = both[: layout.unit_bytes]
                 stored = both[stride_bytes : stride_bytes + layout.unit_bytes]
-                drifts.append(BlockDrift(unit, *drift_of(computed, stored, self._numbers[group])))
-                variation = max(variation, self._variation(group, digest, computed))
+                drifts.append(BlockDrift(unit, *drift_of(computed, stored, self._numbers[group]), rank=self._rank))
+                variation = max(variation, self._variation(group, digests[shard], computed))
         finally:
             staging.close()
-        return AuditReport(order.audit_id, tuple(drifts), variation)
+        return AuditReport(order.audit_id, tuple(drifts), variation, rank=self._rank)
 
     def _variation(self, group: int, digest: bytes, computed: U8) -> float:
         """How far it is from what was computed when the same stored unit was audited before; 0: it was not."""

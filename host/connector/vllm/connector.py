@@ -11,7 +11,7 @@ import functools
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
@@ -31,7 +31,7 @@ from meshfusion.dpu.api.types import Access
 from meshfusion.host.connector.config import OnUnsupported, WantedLayout, parse_connector_config
 from meshfusion.host.connector.off_board import show_off, unshow_off
 from meshfusion.host.connector.off_note import WhyOff
-from meshfusion.host.connector.vllm.handshake import WorkerOff, only_worker
+from meshfusion.host.connector.vllm.handshake import WorkerOff, agreed_facts
 from meshfusion.host.connector.vllm.layout_request import asked_layout
 from meshfusion.host.connector.vllm.messages import StepOrders, StepReport, WorkerFacts
 from meshfusion.host.connector.vllm.opening import open_service
@@ -95,7 +95,11 @@ class MeshFusionConnector(KVConnectorBase_V1, SupportsHMA):
             )
             if role is KVConnectorRole.WORKER:
                 self._worker = WorkerSide(
-                    vllm_config, kv_cache_config, self.config, is_digest_right=self._is_digest_right
+                    vllm_config,
+                    kv_cache_config,
+                    self.config,
+                    rank=vllm_config.parallel_config.rank,
+                    is_digest_right=self._is_digest_right,
                 )
             else:
                 unshow_off()
@@ -183,21 +187,23 @@ class MeshFusionConnector(KVConnectorBase_V1, SupportsHMA):
     # ---- scheduler -----------------------------------------------------------------------------------------------
 
     def set_xfer_handshake_metadata(self, metadata: dict[int, KVConnectorHandshakeMetadata]) -> None:
-        """The workers have proven their layout: attach. Trouble here aborts the engine's start."""
+        """The workers have proven their layout: attach. Trouble here aborts the engine's start. ``metadata``: by rank
+        among the tensor-parallel ones."""
         if self._service is None:
             return
-        worker = only_worker(metadata.values())
-        if isinstance(worker, WorkerFacts):
-            self._attach(worker)
+        workers = agreed_facts(metadata, self._vllm_config.parallel_config.tensor_parallel_size)
+        if not isinstance(workers, WorkerOff):
+            self._attach(workers)
             return
         self._service.close()
         self._service = None
-        self._serve_without_cache(UnsupportedError(worker.reason, next_step=worker.next_step), worker.why)
+        self._serve_without_cache(UnsupportedError(workers.reason, next_step=workers.next_step), workers.why)
 
-    def _attach(self, facts: WorkerFacts) -> None:
+    def _attach(self, by_rank: Sequence[WorkerFacts]) -> None:
+        """For all workers together: they are one holder, and what they have proven is alike."""
         assert self._service is not None
         lora_config = self._vllm_config.lora_config
-        self._facts = facts
+        self._facts = facts = by_rank[0]
         self._client = PoolClient(
             self._service,
             identity=facts.identity,
@@ -207,7 +213,8 @@ class MeshFusionConnector(KVConnectorBase_V1, SupportsHMA):
         )
         attachment = self._client.start()
         try:
-            check_attached_path(self.config.path.kind, attachment, facts.runs)
+            for each in by_rank:
+                check_attached_path(self.config.path.kind, attachment, each.runs)
         except UnsupportedError as error:
             self._client.close()
             self._client = self._service = None

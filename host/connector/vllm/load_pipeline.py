@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from meshfusion.host.connector.estimate import EstimateOptions, LoadEstimate
-from meshfusion.host.connector.lookups import LoadPart, StartLoad
+from meshfusion.host.connector.load_parts import LoadPart
+from meshfusion.host.connector.lookups import StartLoad
 from meshfusion.host.connector.read_failures import ReadFailures
 from meshfusion.host.connector.vllm.messages import LoadOrder, LoadReport
 from meshfusion.host.kv.chunk_form import ChunkForm
@@ -21,6 +23,13 @@ class _Place(NamedTuple):
     number: int
 
 
+class LoadEnd(NamedTuple):
+    """``first_failed``: the first chunk of the request that did not come to all ranks, from which on it is recomputed;
+    None: all came."""
+
+    first_failed: int | None
+
+
 class LoadPipeline:
     """Lives in the scheduler."""
 
@@ -28,6 +37,7 @@ class LoadPipeline:
         self._client = client
         self._form = form
         self._loads: dict[str, StartLoad] = {}
+        self._reports: dict[str, list[LoadReport]] = {}  # of the ranks that are done, while others are not
         self._orders: list[LoadOrder] = []
         self._read_failures = ReadFailures()
         self.estimate = LoadEstimate(EstimateOptions())
@@ -43,10 +53,9 @@ class LoadPipeline:
         self._orders.append(
             LoadOrder(
                 load.request_id,
-                tuple(len(part.lbas) for part in load.parts),
-                tuple(lba for part in load.parts for lba in part.lbas),
                 tuple(block_id for part in load.parts for block_id in part.block_ids),
-                tuple(digest for part in load.parts for digest in part.digests),
+                tuple(part.lbas for part in load.parts),
+                tuple(part.digests for part in load.parts),
                 self.estimate.abandon_after_s(load.load_bytes),
                 load.refusal,
             )
@@ -57,36 +66,52 @@ class LoadPipeline:
         orders, self._orders = tuple(self._orders), []
         return orders
 
-    def reported(self, report: LoadReport) -> int | None:
-        """The workers are done with a load. The first chunk of the request that did not come, if one did not: from
-        there on it is recomputed."""
+    def reported(self, report: LoadReport) -> LoadEnd | None:
+        """One rank is done with a load. What came of it, once all are."""
         load = self._loads.get(report.request_id)
         if load is None:
             return None
-        failed_bytes = sum(self._unit_bytes(load, failure) for failure in report.failures)
-        self.counters["loaded_bytes"] += load.load_bytes - failed_bytes
-        self.counters["load_us"] += round(report.seconds * 1e6)
-        self.counters["loaded_blocks"] += sum(len(part.lbas) for part in load.parts) - len(report.failures)
-        self.counters["failed_blocks"] += len(report.failures)
-        failed = self._failed_chunks(load, report.failures)
-        self._note(load, failed)
-        if report.is_whole:
-            if report.path:
-                self.counters[f"load_descriptors_{report.path}"] += report.descriptors
-                self.counters[f"load_chunks_{report.path}"] += sum(len(self._chunks_of(part)) for part in load.parts)
-            self.estimate.observe_load(report.load_bytes, report.seconds)
+        reports = self._reports.setdefault(report.request_id, [])
+        assert all(report.rank != other.rank for other in reports), f"reported twice: {report}"
+        reports.append(report)
+        if len(reports) < self._form.rank_count:
             return None
-        return min((place.number for place in failed), default=0)
+        failures = [failure for one in reports for failure in one.failures]
+        seconds = max(one.seconds for one in reports)
+        self._count(load, failures, seconds)
+        failed = self._failed_chunks(load, failures)
+        self._note(load, failed)
+        if all(one.is_whole for one in reports):
+            self._count_descriptors(load, reports)
+            self.estimate.observe_load(load.load_bytes, seconds)
+            return LoadEnd(None)
+        return LoadEnd(min((place.number for place in failed), default=0))
 
     def end(self, request_id: str) -> None:
         self._loads.pop(request_id, None)
+        self._reports.pop(request_id, None)
+
+    def _count(self, load: StartLoad, failures: Sequence[UnitFailure], seconds: float) -> None:
+        """Bytes are those of all ranks. A block is there when every rank has its part of it."""
+        failed_bytes = sum(self._unit_bytes(load, failure) for failure in failures)
+        failed_blocks = len({failure.index for failure in failures})
+        self.counters["loaded_bytes"] += load.load_bytes * self._form.rank_count - failed_bytes
+        self.counters["load_us"] += round(seconds * 1e6)
+        self.counters["loaded_blocks"] += sum(len(part.block_ids) for part in load.parts) - failed_blocks
+        self.counters["failed_blocks"] += failed_blocks
+
+    def _count_descriptors(self, load: StartLoad, reports: Sequence[LoadReport]) -> None:
+        for report in reports:
+            if report.path:
+                self.counters[f"load_descriptors_{report.path}"] += report.descriptors
+                self.counters[f"load_chunks_{report.path}"] += sum(len(self._chunks_of(part)) for part in load.parts)
 
     def _place_of(self, load: StartLoad, unit: int) -> _Place:
         """The chunk that the load's ``unit`` (from 0) belongs to."""
         for part in load.parts:
-            if unit < len(part.lbas):
+            if unit < len(part.block_ids):
                 return _Place(part.group, (part.first_block + unit) // self._blocks_per_chunk(part.group))
-            unit -= len(part.lbas)
+            unit -= len(part.block_ids)
         raise AssertionError(f"{load.request_id}: no unit {unit}")
 
     def _unit_bytes(self, load: StartLoad, failure: UnitFailure) -> int:
@@ -98,10 +123,10 @@ class LoadPipeline:
 
     def _chunks_of(self, part: LoadPart) -> range:
         """The chunks of its group that have blocks in ``part``."""
-        per_chunk, end_block = self._blocks_per_chunk(part.group), part.first_block + len(part.lbas)
+        per_chunk, end_block = self._blocks_per_chunk(part.group), part.first_block + len(part.block_ids)
         return range(part.first_block // per_chunk, -(-end_block // per_chunk))
 
-    def _failed_chunks(self, load: StartLoad, failures: tuple[UnitFailure, ...]) -> dict[_Place, UnitFailure]:
+    def _failed_chunks(self, load: StartLoad, failures: Sequence[UnitFailure]) -> dict[_Place, UnitFailure]:
         """Each with one reason: wrong bytes before anything else."""
         failed: dict[_Place, UnitFailure] = {}
         for failure in failures:

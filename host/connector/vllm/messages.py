@@ -1,11 +1,13 @@
-"""What the scheduler's half and the worker's half of the connector tell each other, once per engine step.
+"""What the scheduler's half and the workers' half of the connector tell each other, once per engine step.
 
-They may cross processes on the engine's own time, so what there is one of for each chunk or block is a column (a flat
-tuple), not an object.
+All workers get the same orders; each carries out its rank's part of them and reports that once. They may cross
+processes on the engine's own time, so what there is one of for each chunk or block is a column (a flat tuple), not an
+object.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -21,26 +23,34 @@ from meshfusion.host.connector.path_gate import PathState
 from meshfusion.host.kv.chunk_form import ChunkForm
 from meshfusion.host.path.block_layout import Runs
 from meshfusion.host.path.load_job import UnitFailure
-from meshfusion.host.pool_events import GrantedRun
+from meshfusion.host.pool_events import GrantedRun, RankDigests
 
 
 class LoadOrder(NamedTuple):
-    """Load units for a request: ``unit_counts`` says how many of each KV group, in order; the other columns have an
-    entry for each unit. Abandon it after ``abandon_after_s``. ``refusal``: why it must fail at once instead."""
+    """Load units for a request, into ``block_ids``, an entry for each. ``lbas`` and ``digests`` have, for each KV group
+    in order, a column for each of its shards, with an entry for each unit. Abandon it after ``abandon_after_s``.
+    ``refusal``: why it must fail at once instead."""
 
     request_id: str
-    unit_counts: tuple[int, ...]
-    lbas: tuple[int, ...]
     block_ids: tuple[int, ...]
-    digests: tuple[bytes, ...]
+    lbas: tuple[tuple[tuple[int, ...], ...], ...]
+    digests: tuple[tuple[tuple[bytes, ...], ...], ...]
     abandon_after_s: float
     refusal: str = ""
 
+    def units_of(self, form: ChunkForm, rank: int) -> Iterator[tuple[int, int, int, bytes]]:
+        """What ``rank`` is to load of each unit: its group, logical block, device block and digest."""
+        block_ids = iter(self.block_ids)
+        for group, (lbas, digests) in enumerate(zip(self.lbas, self.digests, strict=True)):
+            shard = form.shard_at(group, rank)
+            for lba, digest in zip(lbas[shard], digests[shard], strict=True):
+                yield group, lba, next(block_ids), digest
+
 
 class SaveOrder(NamedTuple):
-    """Write the granted chunks of a run. The columns have an entry for each of them: its KV group, its number in that
-    group from the start of the request, and the device blocks that hold what is stored of it. Only valid while the
-    worker holds the liveness of ``granted.holder_id``."""
+    """Write the granted chunks of a run, each worker its shards of them. The columns have an entry for each chunk: its
+    KV group, its number in that group from the start of the request, and the device blocks that hold what is stored of
+    it. Only valid while the worker holds the liveness of ``granted.holder_id``."""
 
     run_id: int
     groups: tuple[int, ...]
@@ -51,45 +61,46 @@ class SaveOrder(NamedTuple):
 
 class AuditOrder(NamedTuple):
     """Compare stored units with what the step now ordered computes. The columns have an entry for each: its KV group,
-    where it is stored, the block with what was computed, a block to load what is stored into, and its digest. Both
-    blocks are held until the report."""
+    where it is stored, the block with what was computed, a block to load what is stored into, and its digest; ``lbas``
+    and ``digests`` one for each shard. Both blocks are held until all ranks have reported."""
 
     audit_id: int
     groups: tuple[int, ...]
-    lbas: tuple[int, ...]
+    lbas: tuple[tuple[int, ...], ...]
     block_ids: tuple[int, ...]
     spare_block_ids: tuple[int, ...]
-    digests: tuple[bytes, ...]
+    digests: tuple[tuple[bytes, ...], ...]
     abandon_after_s: float
 
 
 class AuditReport(NamedTuple):
-    """``drifts``: of every unit, in the order's order; none where it could not be done, for ``reason``. ``variation``:
-    the largest difference of two computations of one unit, where one was audited before."""
+    """Of one rank. ``drifts``: of every unit, in the order's order; none where it could not be done, for ``reason``.
+    ``variation``: the largest difference of two computations of one unit, where one was audited before."""
 
     audit_id: int
     drifts: tuple[BlockDrift, ...]
     variation: float
     reason: str = ""
+    rank: int = 0
 
 
 class RunWritten(NamedTuple):
-    """A save order is done, and flushed. ``unit_digests``: for each granted chunk those of its units, None where
-    the write failed, the first time for ``reason``. Nothing of it is in flight, except for those of the granted chunks
-    (from 0) that are ``in_doubt``: they may still land on the medium. What was written took ``descriptors`` on
-    ``path``."""
+    """A save order is done by ``rank``, and flushed; where writes failed it was the first time for ``reason``. Nothing
+    of it is in flight, except for those of the granted chunks (from 0) that are ``in_doubt``: they may still land on
+    the medium. What was written took ``descriptors`` on ``path``."""
 
     run_id: int
-    unit_digests: tuple[tuple[bytes, ...] | None, ...]
+    unit_digests: RankDigests
     reason: str = ""
     in_doubt: tuple[int, ...] = ()
     path: str = ""
     descriptors: int = 0
+    rank: int = 0
 
 
 @dataclass
 class StepOrders(KVConnectorMetadata):
-    """Scheduler to worker. ``attachment`` is the current one, or None while the service is away."""
+    """Scheduler to workers. ``attachment`` is the current one, or None while the service is away."""
 
     attachment: Attachment | None = None
     loads: tuple[LoadOrder, ...] = ()
@@ -98,7 +109,7 @@ class StepOrders(KVConnectorMetadata):
 
 
 class LoadReport(NamedTuple):
-    """``refusal``: as in the order; ``path`` and ``descriptors``: as in
+    """Of one rank. ``refusal``: as in the order; ``path`` and ``descriptors``: as in
     :class:`~meshfusion.host.path.load_job.LoadResult`."""
 
     request_id: str
@@ -108,6 +119,7 @@ class LoadReport(NamedTuple):
     refusal: str = ""
     path: str = ""
     descriptors: int = 0
+    rank: int = 0
 
     @property
     def is_whole(self) -> bool:
@@ -117,25 +129,29 @@ class LoadReport(NamedTuple):
 
 @dataclass
 class StepReport(KVConnectorWorkerMetadata):
-    """Worker to scheduler."""
+    """Workers to scheduler: what each has to say about an order is said once, by ranks in any order. ``paths``: those
+    that have changed."""
 
     written: tuple[RunWritten, ...] = ()
     loads: tuple[LoadReport, ...] = ()
-    path: PathState | None = None  # when it has changed
+    paths: tuple[PathState, ...] = ()
     audits: tuple[AuditReport, ...] = ()
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
         assert isinstance(other, StepReport)
-        # One rank so far (rank_count 1 is all that is served); its reports of one step simply add up.
         return StepReport(
-            self.written + other.written, self.loads + other.loads, other.path or self.path, self.audits + other.audits
+            self.written + other.written,
+            self.loads + other.loads,
+            self.paths + other.paths,
+            self.audits + other.audits,
         )
 
 
 @dataclass
 class WorkerFacts(KVConnectorHandshakeMetadata):
-    """Worker to scheduler, once: what was proven at start. ``identity`` is the digest of ``identity_json``; ``access``
-    is how this worker will reach the data (:class:`~meshfusion.dpu.api.types.Access`), ``runs`` what of its memory."""
+    """The worker ``rank`` to the scheduler, once: what was proven at start. ``identity`` is the digest of
+    ``identity_json``; ``access`` is how this worker will reach the data (:class:`~meshfusion.dpu.api.types.Access`),
+    ``runs`` what of its memory."""
 
     identity: bytes
     identity_json: str
@@ -143,6 +159,7 @@ class WorkerFacts(KVConnectorHandshakeMetadata):
     hash_block_tokens: int
     block_count: int
     runs: Runs
+    rank: int = 0
     access: str = Access.LOCAL.value
     selftest_bytes: int = 0
     extra: dict[str, str] = field(default_factory=dict)

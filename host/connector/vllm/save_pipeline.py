@@ -13,7 +13,7 @@ from meshfusion.host.connector.vllm.chunking import Chunking
 from meshfusion.host.connector.vllm.messages import RunWritten, SaveOrder, WorkerFacts
 from meshfusion.host.kv.resume import GroupPlan
 from meshfusion.host.pool_client import PoolClient
-from meshfusion.host.pool_events import ALONE, GrantedRun, Reserved, ReserveWish
+from meshfusion.host.pool_events import ALONE, GrantedRun, RankDigests, Reserved, ReserveWish
 
 logger = logging.getLogger("meshfusion.saves")
 
@@ -37,6 +37,7 @@ class SavePipeline:
         self.saves = Saves(SaveOptions(queue_bytes, facts.block_count), facts.form)
         self._pinned: dict[int, list[Any]] = {}
         self._granted: dict[int, GrantedRun] = {}
+        self._reports: dict[int, list[RunWritten]] = {}  # of the ranks that are done, while others are not
         self._orders: list[SaveOrder] = []
         self._repeated: set[int] = set()  # runs that are second attempts: there is no third
         self._repeats: list[_Repeat] = []
@@ -123,35 +124,41 @@ class SavePipeline:
         return orders
 
     def written(self, now_s: float, results: tuple[RunWritten, ...]) -> None:
-        """The worker has written and flushed, or failed: unpin, then commit or give the places back.
+        """Workers have written and flushed, or failed. A run is settled when all ranks have."""
+        for result in results:
+            assert result.run_id in self._granted, f"a run that is settled: {result}"
+            reports = self._reports.setdefault(result.run_id, [])
+            assert all(result.rank != other.rank for other in reports), f"reported twice: {result}"
+            reports.append(result)
+            if len(reports) == self._form.rank_count:
+                self._settle(now_s, sorted(self._reports.pop(result.run_id), key=lambda report: report.rank))
+
+    def _settle(self, now_s: float, reports: Sequence[RunWritten]) -> None:
+        """By rank. Unpin, then commit or give the places back.
 
         What is in doubt keeps its place, and is written once more elsewhere by the next incarnation (rule 3).
         """
-        for result in results:
-            granted = self._granted.pop(result.run_id)
-            assert len(result.unit_digests) == len(granted.indexes), (result.run_id, granted.indexes)
-            unit_digests = whole_bundles(granted.bundles, result.unit_digests)
-            failed = [i for i, digests in zip(granted.indexes, unit_digests, strict=True) if digests is None]
-            if failed:
-                logger.warning("%d chunk(s) were not saved: %s", len(failed), result.reason)
-            self._count_saved(self.saves.run(result.run_id), granted, unit_digests)
-            if result.path:
-                written = sum(digests is not None for digests in result.unit_digests)
-                self.counters[f"save_descriptors_{result.path}"] += result.descriptors
-                self.counters[f"save_chunks_{result.path}"] += written
-            self.counters["saves_in_doubt"] += len(result.in_doubt)
-            ended = self.saves.written(result.run_id, failed)
-            if result.in_doubt and result.run_id not in self._repeated:
-                self._repeat(now_s, ended, granted, result.in_doubt)
-            else:
-                self._repeated.discard(result.run_id)
-                self._unpin(ended)
-            self._client.settle(granted, unit_digests, result.in_doubt)
-            if result.in_doubt:
-                logger.warning(
-                    "writes of %s are in doubt: going on as another, so that it is fenced", granted.holder_id
-                )
-                self._client.attach_anew(granted.holder_id)
+        run_id = reports[0].run_id
+        granted = self._granted.pop(run_id)
+        unit_digests = [report.unit_digests for report in reports]
+        assert all(len(column) == len(granted.indexes) for column in unit_digests), (run_id, granted.indexes)
+        in_doubt = sorted({i for report in reports for i in report.in_doubt})
+        withheld = withheld_of(granted.bundles, unit_digests)
+        if withheld:
+            reason = next((report.reason for report in reports if report.reason), "")
+            logger.warning("%d chunk(s) were not saved: %s", len(withheld), reason)
+        self._count_saved(self.saves.run(run_id), granted, reports, withheld)
+        self.counters["saves_in_doubt"] += len(in_doubt)
+        ended = self.saves.written(run_id, [granted.indexes[i] for i in withheld])
+        if in_doubt and run_id not in self._repeated:
+            self._repeat(now_s, ended, granted, in_doubt)
+        else:
+            self._repeated.discard(run_id)
+            self._unpin(ended)
+        self._client.settle(granted, unit_digests, withheld=withheld, in_doubt=in_doubt)
+        if in_doubt:
+            logger.warning("writes of %s are in doubt: going on as another, so that it is fenced", granted.holder_id)
+            self._client.attach_anew(granted.holder_id)
 
     def take_repeats(self, holder_id: str) -> list[ReserveWish]:
         """What to ask places for, now that ``holder_id`` is attached."""
@@ -166,12 +173,18 @@ class SavePipeline:
         for wish in late:
             self.refused(wish.run_id)
 
-    def _count_saved(self, run: SaveRun, granted: GrantedRun, unit_digests: Sequence[tuple[bytes, ...] | None]) -> None:
-        for i, digests in zip(granted.indexes, unit_digests, strict=True):
-            if digests is not None:
-                self.counters["saved_bytes"] += self._form.unit_bytes[run.chunks[i].group] * len(digests)
+    def _count_saved(
+        self, run: SaveRun, granted: GrantedRun, reports: Sequence[RunWritten], withheld: Sequence[int]
+    ) -> None:
+        for report in reports:
+            if report.path:
+                self.counters[f"save_descriptors_{report.path}"] += report.descriptors
+                self.counters[f"save_chunks_{report.path}"] += sum(bool(digests) for digests in report.unit_digests)
+            for i, (index, digests) in enumerate(zip(granted.indexes, report.unit_digests, strict=True)):
+                if digests and i not in withheld:
+                    self.counters["saved_bytes"] += self._form.unit_bytes[run.chunks[index].group] * len(digests)
 
-    def _repeat(self, now_s: float, run: SaveRun, granted: GrantedRun, in_doubt: tuple[int, ...]) -> None:
+    def _repeat(self, now_s: float, run: SaveRun, granted: GrantedRun, in_doubt: Sequence[int]) -> None:
         """Those in doubt, and with them those of their bundles: these were given back."""
         bundles = {granted.bundles[i] for i in in_doubt} - {ALONE}
         again = [i for i, bundle in enumerate(granted.bundles) if i in in_doubt or bundle in bundles]
@@ -213,9 +226,11 @@ def _columns(run: SaveRun) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return tuple(chunk.group for chunk in run.chunks), tuple(chunk.number for chunk in run.chunks)
 
 
-def whole_bundles(
-    bundles: Sequence[int], unit_digests: Sequence[tuple[bytes, ...] | None]
-) -> tuple[tuple[bytes, ...] | None, ...]:
-    """None for every chunk that is None, or whose bundle has one that is: visible together, or not at all (rule 1)."""
-    broken = {bundle for bundle, digests in zip(bundles, unit_digests, strict=True) if digests is None} - {ALONE}
-    return tuple(None if bundle in broken else digests for bundle, digests in zip(bundles, unit_digests, strict=True))
+def withheld_of(bundles: Sequence[int], unit_digests: Sequence[RankDigests]) -> tuple[int, ...]:
+    """Those of the granted chunks (from 0) that must not become visible: one that some rank did not write, and all of
+    a bundle that has such a one (rule 1). ``unit_digests``: of each rank."""
+    failed = {i for column in unit_digests if None in column for i, digests in enumerate(column) if digests is None}
+    if not failed:
+        return ()
+    broken = {bundles[i] for i in failed} - {ALONE}
+    return tuple(i for i, bundle in enumerate(bundles) if i in failed or bundle in broken)

@@ -88,7 +88,7 @@ class SchedulerSide:
             free_lookup=lambda request_id: self._carry_out(self._lookups.audit_ended(request_id)),
         )
         self._audits = self._audit_pipeline.audits
-        self._gate = PathGate()
+        self._gate = PathGate(facts.form.rank_count)
         self._requests: dict[str, Any] = {}
         self._never_save: set[str] = set()  # requests that began before a reset: their KV may mix old and new
         self._unanswered_lookups = 0
@@ -172,8 +172,8 @@ class SchedulerSide:
     def workers_reported(self, report: StepReport | None, finished_loads: set[str]) -> None:
         """What the workers did in a step. ``finished_loads`` as the engine was told."""
         if report is not None:
-            if report.path is not None:
-                self._gate.workers_told(report.path)
+            for path in report.paths:
+                self._gate.workers_told(path)
             for load in report.loads:
                 self._load_reported(load)
             self._pipeline.written(self._now_s(), report.written)
@@ -285,12 +285,15 @@ class SchedulerSide:
         self._client.match(request_id, attempt, lambda: keys.asked(hashes), deadline_s)
 
     def _load_reported(self, report: LoadReport) -> None:
-        first_failed = self._loads.reported(report)
+        end = self._loads.reported(report)
+        if end is None:
+            return
+        first_failed = end.first_failed
         request = self._requests.get(report.request_id)
         if first_failed is not None and request is not None:  # else it was aborted while it was being loaded
             self._saves.save_again_from(report.request_id, first_failed)
             self._saves.not_stored(self._chunking.chunk_hashes(request, first_failed))
-        self._end_load(report.request_id, failed=not report.is_whole)
+        self._end_load(report.request_id, failed=first_failed is not None)
 
     def _end_load(self, request_id: str, *, failed: bool) -> None:
         self._loads.end(request_id)

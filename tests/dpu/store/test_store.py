@@ -332,6 +332,48 @@ def test_what_is_not_served_is_refused_by_name(pool: Driver) -> None:
     assert len(pool.store.grants) == 0
 
 
+@pytest.mark.parametrize("ranks", [(1,), (0, 0), (1, 0), (0, 2, 1), (0, 1024)])
+def test_shards_are_of_rising_ranks_from_the_first_on(pool: Driver, ranks: tuple[int, ...]) -> None:
+    with pytest.raises(UnsupportedError, match=r"ranks=\["):
+        pool.reserve("one", sharded(*ranks))
+    assert len(pool.store.grants) == 0
+
+
+def test_a_chunk_is_visible_with_the_shards_of_all_ranks(pool: Driver) -> None:
+    (result,) = pool.reserve("one", sharded(0, 2))
+    assert len(set(result.extents)) == 2
+
+    def commit(*digests: tuple[bytes, ...]) -> tuple[bool, ...]:
+        request = api.CommitRequest("one", pool.epoch, (api.CommitItem(result.grant_id, digests),))
+        reply: api.CommitReply = pool.settle(pool.store.commit(pool.now_s, request))
+        return reply.committed
+
+    for too_few in ((), ((b"0" * 8,),), ((b"0" * 8,), ()), ((), (b"2" * 8,))):
+        with pytest.raises(ServiceError, match="its shards have"):
+            commit(*too_few)
+    assert pool.match("one", 0).chunks == ()
+    assert commit((b"0" * 8,), (b"2" * 8,)) == (True,)
+    (chunk,) = pool.match("one", 0).chunks
+    assert [(s.rank, s.extent, s.unit_digests) for s in chunk.shards] == [
+        (0, result.extents[0], (b"0" * 8,)),
+        (2, result.extents[1], (b"2" * 8,)),
+    ]
+
+
+def test_a_chunk_is_dropped_for_what_one_rank_found(pool: Driver) -> None:
+    (result,) = pool.reserve("one", sharded(0, 1))
+    item_of = api.CommitItem(result.grant_id, ((b"0" * 8,), (b"1" * 8,)))
+    pool.settle(pool.store.commit(pool.now_s, api.CommitRequest("one", pool.epoch, (item_of,))))
+    request = api.DropRequest("one", key(0), result.extents[1], "no match")
+    assert pool.settle(pool.store.drop(0.0, request, pool.chunks[key(0)]))
+    assert pool.chunks == {}
+
+
+def sharded(*ranks: int) -> api.ReserveItem:
+    """Chunk 0 with one unit for each of these ranks."""
+    return replace(item(0), shards=tuple(api.ShardSize(rank, 4096, 1) for rank in ranks))
+
+
 def test_a_late_abort_of_an_earlier_epoch_hits_nothing(pool: Driver) -> None:
     (old,) = pool.reserve("one", item(0))
     pool.restart()

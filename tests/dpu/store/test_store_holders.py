@@ -58,7 +58,8 @@ def test_a_holder_does_nothing_before_it_is_listed_durably(pool: Driver) -> None
     [
         ({"api_version": 99}, "api_version 99"),
         ({"tenant": "acme"}, "tenant 'acme'"),
-        ({"rank_count": 2}, "rank_count 2"),
+        ({"rank_count": 0}, "rank_count 0"),
+        ({"rank_count": 1025}, "rank_count 1025"),
         ({"handoff_token": "t"}, "hand-off token"),
         ({"engine_kind": "sglang"}, "engine_kind 'sglang'"),
         ({"identity": b"short"}, "identity of 5 bytes"),

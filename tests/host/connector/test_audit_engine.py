@@ -24,7 +24,8 @@ from tests.host.support.engine_on_pool import (
     settle,
 )
 from tests.host.support.kv_memory import layer_outermost, of_blocks, on_one_grid
-from tests.host.support.mini_engine import MiniEngine, make_request
+from tests.host.support.mini_engine import MiniEngine
+from tests.host.support.mini_request import make_request
 from tests.host.support.waiting import until
 
 TOKENS = prompt(4 * CHUNK_TOKENS)
@@ -33,18 +34,22 @@ ALL: dict[str, Any] = {"audit": {"share": 1.0, "alarms_max": 2}}
 
 def drifting(engine: MiniEngine) -> MiniEngine:
     """It computes other KV than its identity promises: what it saves has right digests."""
-    write = engine._write
+    write = engine.model.write
 
-    def write_other(kv: Any, group: int, block: Any, tokens: list[int]) -> None:
-        write(kv, group, block, tokens)
+    def write_other(rank: int, group: int, block: Any, tokens: list[int]) -> None:
+        write(rank, group, block, tokens)
+        kv = engine.ranks[rank][group]
         kv.memory[kv.byte_places[block.block_id][2 * 1236 + 1]] ^= 0x40  # one number of the third layer becomes huge
 
-    engine._write = write_other  # type: ignore[method-assign]
+    engine.model.write = write_other  # type: ignore[method-assign]
     return engine
 
 
 def saved_wrongly(start: EngineFactory, pool: Pool, *prompts: list[int]) -> None:
-    writer = drifting(start())
+    saved_by(drifting(start()), pool, *prompts)
+
+
+def saved_by(writer: MiniEngine, pool: Pool, *prompts: list[int]) -> None:
     for number, tokens in enumerate(prompts):
         writer.add(make_request(f"w{number}", tokens))
         writer.run(tokens_max=len(TOKENS))  # in one step: nothing of it is read
@@ -115,13 +120,14 @@ def test_an_engine_that_varies_learns_by_how_much(pool: Pool, start: EngineFacto
     committed(pool, 4)
     engine = start(**ALL)
     ask(engine, "a")
-    write = engine._write
+    write = engine.model.write
 
-    def write_a_little_else(kv: Any, group: int, block: Any, tokens: list[int]) -> None:
-        write(kv, group, block, tokens)
+    def write_a_little_else(rank: int, group: int, block: Any, tokens: list[int]) -> None:
+        write(rank, group, block, tokens)
+        kv = engine.ranks[rank][group]
         kv.memory[kv.byte_places[block.block_id][0]] ^= 1  # the last bit of one number
 
-    engine._write = write_a_little_else  # type: ignore[method-assign]
+    engine.model.write = write_a_little_else  # type: ignore[method-assign]
     engine.add(make_request("b", TOKENS))
     engine.run(tokens_max=len(TOKENS))
     measures = engine.side.measures()
@@ -213,7 +219,7 @@ def test_trouble_while_blocks_are_compared(
     monkeypatch.setattr(auditor_module, "drift_of", slow)
     engine = start(audit={"share": 1.0, "alarms_max": 1})
     engine.add(make_request("a", TOKENS))
-    engine.step_until(lambda: engine.worker._auditor is not None and engine.worker._auditor._thread is not None)
+    engine.step_until(lambda: engine.worker.parts.auditor._thread is not None)
     assert engine.side.has_work
     actions: dict[str, Callable[[], None]] = {
         "abort": lambda: engine.abort("a"), "reset": engine.side.reset, "close": lambda: None,

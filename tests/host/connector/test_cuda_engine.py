@@ -24,7 +24,8 @@ from tests.host.support.cuda_rig import cuda_memory, cuda_memory_of, device_kv
 from tests.host.support.engine_on_pool import committed, prompt, save_prompt
 from tests.host.support.fake_cuda import FakeCuda
 from tests.host.support.kv_memory import layer_outermost
-from tests.host.support.mini_engine import KeepOpen, MiniEngine, make_request
+from tests.host.support.mini_engine import KeepOpen, MiniEngine
+from tests.host.support.mini_request import make_request
 
 EngineOnDevice = Callable[..., AbstractContextManager[tuple[MiniEngine, FakeCuda]]]
 TOKENS = prompt(16 * 8 + 5)

@@ -13,7 +13,8 @@ from meshfusion.host.kv.resume import LastWindow, LocalChunk, ResumeRule, StateA
 from tests.host.support.attention import attended
 from tests.host.support.engine_on_pool import EngineFactory, corrupt, prompt, settle
 from tests.host.support.kv_memory import KvMemory, of_blocks, on_one_grid
-from tests.host.support.mini_engine import MiniEngine, Request, make_request
+from tests.host.support.mini_engine import MiniEngine
+from tests.host.support.mini_request import Request, make_request
 
 BLOCKS = 900  # so that no save waits for room while a window moves on
 STEP_TOKENS = 64  # of the mini engine

@@ -30,8 +30,8 @@ def test_a_hit_is_promised_loaded_and_given_back(lookups: Lookups) -> None:
     assert part_of(load).first_block == 2
     assert part_of(load).block_ids == (102, 103, 104, 105, 106, 107)
     units = [(0, 2), (0, 3), (1, 0), (1, 1), (1, 2), (1, 3)]
-    assert part_of(load).lbas == tuple(unit_lba(chunk, unit) for chunk, unit in units)
-    assert part_of(load).digests == tuple(unit_digest(chunk, unit) for chunk, unit in units)
+    assert part_of(load).lbas == (tuple(unit_lba(chunk, unit) for chunk, unit in units),)
+    assert part_of(load).digests == (tuple(unit_digest(chunk, unit) for chunk, unit in units),)
     assert load.stored == stored(2)
     assert load.load_bytes == 6 * UNIT_BYTES
     assert lookups.live_lease_ids() == ("L",)
@@ -47,7 +47,7 @@ def test_trimmed_allocation_loads_only_what_was_taken(lookups: Lookups) -> None:
     (load,) = lookups.allocated("a", 3 * BLOCK, [list(range(50, 60))])
     assert isinstance(load, StartLoad)
     assert part_of(load).block_ids == (50, 51, 52)
-    assert len(part_of(load).lbas) == len(part_of(load).digests) == 3
+    assert len(part_of(load).lbas[0]) == len(part_of(load).digests[0]) == 3
 
 
 def test_no_answer_before_the_deadline_then_a_miss_for_good(lookups: Lookups) -> None:

@@ -161,8 +161,8 @@ class AnyOrder(RuleBasedStateMachine):
         assert part_of(load).block_ids == tuple(1000 + 7 * i for i in indexes)
         first_number = self.first_number_of[engine.lease_id]
         units = [(first_number + i // PER_CHUNK, i % PER_CHUNK) for i in indexes]
-        assert part_of(load).lbas == tuple(unit_lba(number, unit) for number, unit in units)
-        assert part_of(load).digests == tuple(unit_digest(number, unit) for number, unit in units)
+        assert part_of(load).lbas == (tuple(unit_lba(number, unit) for number, unit in units),)
+        assert part_of(load).digests == (tuple(unit_digest(number, unit) for number, unit in units),)
         assert load.load_bytes == len(indexes) * UNIT_BYTES
         self.loads[request_id] = load
         engine.stage = "loading"

@@ -1,4 +1,4 @@
-"""An engine without its cache: what its workers say, what it leaves in the run directory, what `mfctl doctor` shows."""
+"""An engine without its cache: what it leaves in the run directory, what `mfctl doctor` shows."""
 
 from __future__ import annotations
 
@@ -113,22 +113,3 @@ def test_trouble_with_the_folder_costs_the_note_alone(folder: Path, caplog: pyte
     assert "does not see" in caplog.text
     unshow_off()
     assert folder.read_text() == "a file"
-
-
-def test_what_workers_say() -> None:
-    pytest.importorskip("vllm")
-    from meshfusion.host.connector.vllm.handshake import WorkerOff, only_worker
-    from meshfusion.host.connector.vllm.messages import WorkerFacts
-    from meshfusion.host.kv.chunk_form import ChunkForm
-    from meshfusion.host.kv.resume import GroupPlan, WholePrefix
-    from meshfusion.host.path.block_layout import Runs
-
-    facts = WorkerFacts(bytes(32), "{}", ChunkForm((GroupPlan(0, WholePrefix(), 16, 32),), (64,)), 16, 9, Runs(64, 64))
-    off = WorkerOff(WhyOff.MEMORY, "pages overlap", "report it")
-    assert only_worker([facts]) is facts
-    assert only_worker([facts, off]) is off
-    for told in ([], [facts, facts]):
-        refused = only_worker(told)
-        assert isinstance(refused, WorkerOff)
-        assert refused.why is WhyOff.WORKERS
-        assert refused.reason.startswith(f"{len(told)} workers")

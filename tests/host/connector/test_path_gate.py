@@ -29,3 +29,27 @@ def test_what_workers_say_last_counts() -> None:
     assert gate.look(1.0) is OPEN
     gate.workers_told(PathState("two"))
     assert gate.look(1.0) is OPEN
+
+
+def test_all_ranks_must_reach_the_data() -> None:
+    gate = PathGate(3, patience_s=5.0)
+    gate.stepped(0.0)
+    gate.workers_told(PathState("one", rank=2))
+    gate.workers_told(PathState("one", rank=0))
+    assert (gate.look(1.0), gate.needs_steps(1.0)) == (WAIT, True)
+    assert (gate.look(5.0), gate.needs_steps(5.0)) == (CLOSED, False)
+    gate.workers_told(PathState("one", rank=1))
+    assert (gate.look(6.0), gate.needs_steps(6.0)) == (OPEN, False)
+    gate.workers_told(PathState("two", "no RDMA device", rank=1))
+    assert gate.look(6.0) is CLOSED
+    gate.workers_told(PathState("two", rank=0))
+    assert gate.look(6.0) is CLOSED, "that was another"
+    gate.workers_told(PathState("two", rank=1))
+    assert gate.look(6.0) is OPEN
+
+
+def test_one_rank_without_a_path_is_not_waited_for_by_others() -> None:
+    gate = PathGate(2, patience_s=5.0)
+    gate.stepped(0.0)
+    gate.workers_told(PathState("one", "no RDMA device", rank=1))
+    assert gate.look(1.0) is CLOSED

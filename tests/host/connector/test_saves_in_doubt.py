@@ -11,7 +11,7 @@ from meshfusion.host.path.shards import ShardWrite
 from meshfusion.host.path.staged import StagedSaver
 from meshfusion.jbof.errors import ServiceUnavailableError
 from tests.host.support.engine_on_pool import CHUNK_TOKENS, EngineFactory, committed_by, prompt, raising, save_prompt
-from tests.host.support.mini_engine import make_request
+from tests.host.support.mini_request import make_request
 
 pytestmark = pytest.mark.usefixtures("quick_reattach")
 

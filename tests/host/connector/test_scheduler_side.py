@@ -32,7 +32,8 @@ from tests.host.support.engine_on_pool import (
     settle,
 )
 from tests.host.support.kv_memory import BLOCK_TOKENS, block_outermost, layer_outermost
-from tests.host.support.mini_engine import MiniEngine, make_request
+from tests.host.support.mini_engine import MiniEngine
+from tests.host.support.mini_request import make_request
 from tests.host.support.waiting import until
 
 pytestmark = pytest.mark.usefixtures("quick_reattach")

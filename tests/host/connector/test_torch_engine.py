@@ -18,7 +18,8 @@ from meshfusion.jbof.media.file import DirectMode, create_data_file, open_data_f
 from tests.host.kv.conftest import make_engine
 from tests.host.support.engine_on_pool import committed, prompt, save_prompt
 from tests.host.support.kv_memory import layer_outermost
-from tests.host.support.mini_engine import KeepOpen, MiniEngine, make_request
+from tests.host.support.mini_engine import KeepOpen, MiniEngine
+from tests.host.support.mini_request import make_request
 from tests.host.support.shard_writes import reads_of, shard_write
 from tests.host.support.staged_rig import into, wait
 from tests.host.support.torch_kv import torch_kv

@@ -146,7 +146,6 @@ REFUSED: dict[str, tuple[Change, str]] = {
     "xxhash": (config("cache_config.prefix_caching_hash_algo", "xxhash"), "'xxhash' is not collision resistant"),
     "xxhash_cbor": (config("cache_config.prefix_caching_hash_algo", "xxhash_cbor"), "sha256_cbor"),
     "multimodal pickle": (multimodal, "use --prefix-caching-hash-algo sha256_cbor"),
-    "tp": (config("parallel_config.tensor_parallel_size", 2), "tensor_parallel_size is 2"),
     "pp": (config("parallel_config.pipeline_parallel_size", 2), "pipeline_parallel_size is 2"),
     "pcp": (config("parallel_config.prefill_context_parallel_size", 2), "prefill_context_parallel_size is 2"),
     "dp": (config("parallel_config.data_parallel_size", 2), "data_parallel_size is 2"),
@@ -227,17 +226,38 @@ def test_allowed_variants(state: tuple[Any, Any]) -> None:
     config("cache_config.prefix_caching_hash_algo", "sha256_cbor")(*state)
     config("cache_config.cache_dtype", "fp8")(*state)
     quant_mode("FP8_PER_TENSOR")(*state)
+    config("parallel_config.tensor_parallel_size", 8)(*state)
     config("kv_transfer_config.kv_load_failure_policy", "fail")(*state)
     assert refusals(*state, version="0.32.0", force_load_failure_policy=True) == ()
 
 
+@pytest.mark.parametrize(
+    ("ranks", "version", "is_served"), [(1, "0.31.2", True), (2, "0.31.2", False), (2, "0.32.1", True)]
+)
+def test_several_ranks_with_the_versions_they_were_tried_with(
+    state: tuple[Any, Any], ranks: int, version: str, is_served: bool
+) -> None:
+    config("parallel_config.tensor_parallel_size", ranks)(*state)
+    refused = (
+        "vllm_config.parallel_config.tensor_parallel_size is 2, not proven with vLLM 0.31.2; set it to 1, or install "
+        "vLLM 0.32",
+    )
+    assert refusals(*state, version=version) == (() if is_served else refused)
+
+
 def test_everything_is_listed_at_once(state: tuple[Any, Any]) -> None:
-    config("parallel_config.tensor_parallel_size", 2)(*state)
+    config("parallel_config.pipeline_parallel_size", 2)(*state)
     config("cache_config.enable_prefix_caching", False)(*state)
     with pytest.raises(UnsupportedError) as refused:
         check_supported(*state, version="0.99.0", environ={"VLLM_USE_V2_MODEL_RUNNER": "1"})
     text = str(refused.value)
-    for part in ("0.99.0", "tensor_parallel_size", "enable_prefix_caching", "VLLM_USE_V2_MODEL_RUNNER", "4 reason(s)"):
+    for part in (
+        "0.99.0",
+        "pipeline_parallel_size",
+        "enable_prefix_caching",
+        "VLLM_USE_V2_MODEL_RUNNER",
+        "4 reason(s)",
+    ):
         assert part in text
     assert "serve_without_cache" in refused.value.next_step
 

@@ -52,8 +52,8 @@ def make_stored(count: int, *, block_tokens: int, blocks_per_chunk: int, first_n
         0,
         tuple(record.key for record in records),
         tuple(record.shards[0].extent for record in records),
-        tuple(unit_lba(number, unit) for number, unit in units),
-        tuple(unit_digest(number, unit) for number, unit in units),
+        (tuple(unit_lba(number, unit) for number, unit in units),),
+        (tuple(unit_digest(number, unit) for number, unit in units),),
     )
     return StoredBoundary(count, (group,))
 

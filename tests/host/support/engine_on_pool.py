@@ -10,7 +10,8 @@ from meshfusion.dpu.api import types as api
 from meshfusion.dpu.pool import Pool
 from meshfusion.jbof.format import LBA_BYTES
 from tests.host.support.kv_memory import BLOCK_TOKENS
-from tests.host.support.mini_engine import MiniEngine, Request, make_request
+from tests.host.support.mini_engine import MiniEngine
+from tests.host.support.mini_request import Request, make_request
 from tests.host.support.waiting import until
 
 CHUNK_TOKENS = 2 * BLOCK_TOKENS

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from meshfusion.host.connector.lookups import LoadPart, LookupOptions, StartLoad
+from meshfusion.host.connector.load_parts import LoadPart
+from meshfusion.host.connector.lookups import LookupOptions, StartLoad
 from meshfusion.host.pool_events import StoredBoundary
 from tests.host.support.chunk_records import make_stored, one_group
 

@@ -8,13 +8,13 @@ import hashlib
 import math
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import torch
+from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
+from vllm.v1.outputs import KVConnectorOutput
 
 from meshfusion.dpu.api import types as api
 from meshfusion.host.connector.config import parse_connector_config
@@ -29,9 +29,10 @@ from meshfusion.host.memory.kv_memory import KvMemory as KvMemoryProtocol
 from meshfusion.host.path.block_layout import Runs
 from meshfusion.host.pool_client import PoolClient
 from meshfusion.jbof.digest import DigestKernels
-from tests.host.support.attention import attended
-from tests.host.support.kv_memory import BLOCK_TOKENS, U8, KvMemory
-from tests.host.support.mini_blocks import Block, BlockPool, Manager
+from tests.host.support.kv_memory import BLOCK_TOKENS, KvMemory
+from tests.host.support.mini_blocks import BlockPool, Manager
+from tests.host.support.mini_model import MiniModel
+from tests.host.support.mini_request import Request
 
 IDENTITY = hashlib.sha256(b"a model").digest()
 
@@ -49,43 +50,10 @@ class KeepOpen:
         pass
 
 
-@dataclass(slots=True)
-class Request:
-    request_id: str
-    tokens: list[int]
-    block_hashes: list[bytes]  # several for each block, where the engine hashes finer than it allocates
-    num_computed_tokens: int = 0
-    lora_request: Any = None
-    skip_reading_prefix_cache: bool = False
-    stage: str = "waiting"  # waiting, loading, loaded, running, done
-    loaded_tokens: int = 0  # of the last load, as far as it went well
-    recomputed_tokens: int = 0
-
-    @property
-    def num_tokens(self) -> int:
-        return len(self.tokens)
-
-
-def make_request(request_id: str, tokens: list[int], *, hashes_per_block: int = 1) -> Request:
-    hash_tokens = BLOCK_TOKENS // hashes_per_block
-    hashes, parent = [], b""
-    for end in range(hash_tokens, len(tokens) + 1, hash_tokens):
-        parent = hashlib.sha256(parent + repr(tokens[end - hash_tokens : end]).encode()).digest()
-        hashes.append(parent)
-    return Request(request_id, tokens, hashes)
-
-
-def content(group: int, tokens: list[int], unit_bytes: int) -> bytes:
-    """What a block of ``group`` holds that ends after ``tokens``: KV, or a state, is a function of all before it."""
-    seed = int.from_bytes(hashlib.sha256(repr((group, tokens)).encode()).digest()[:8], "little")
-    raw: U8 = np.random.default_rng(seed).integers(0, 256, unit_bytes, dtype=np.uint8)
-    raw[1::2] &= 0xBF  # as bfloat16 they are numbers between -2 and 2
-    return raw.tobytes()
-
-
 class MiniEngine:
     """``step`` is one scheduling pass and one forward pass. ``kv``: the memory of each KV group, all in one piece;
-    ``rules``: by which they resume. ``memory``: as what it is used, unless the host's. ``draw``: for audits."""
+    ``rules``: by which they resume. ``memory``: as what it is used, unless the host's. ``more_ranks``: the same of
+    further workers; ``ranks_per_shard``: which of them hold the same (:class:`ChunkForm`). ``draw``: for audits."""
 
     def __init__(
         self,
@@ -98,22 +66,27 @@ class MiniEngine:
         hashes_per_block: int = 1,
         identity: bytes = IDENTITY,
         memory: KvMemoryProtocol | None = None,
+        more_ranks: Sequence[Sequence[KvMemory]] = (),
+        ranks_per_shard: tuple[int, ...] = (),
         draw: Callable[[], float] = random.random,
         **config: Any,
     ) -> None:
         self.kvs = (kv,) if isinstance(kv, KvMemory) else tuple(kv)
+        self.ranks = (self.kvs, *map(tuple, more_ranks))
         self.rules = tuple(rules)
         self.config = parse_connector_config(
             {"service": "unix:///unused", "lookup_deadline_ms": 5000, "load_always": True, **config}
         )
         layouts = tuple(group.layout for group in self.kvs)
         self.manager = Manager(BlockPool(layouts[0].block_count))
+        self.model = MiniModel(self.ranks, self.rules, self.manager, ranks_per_shard)
         chunk_tokens = blocks_per_chunk * math.lcm(*(layout.block_tokens for layout in layouts))
         plans = tuple(
             GroupPlan(i, rule, layout.block_tokens, chunk_tokens)
             for i, (rule, layout) in enumerate(zip(self.rules, layouts, strict=True))
         )
-        self.form = ChunkForm(plans, tuple(layout.unit_bytes for layout in layouts))
+        unit_bytes = tuple(layout.unit_bytes for layout in layouts)
+        self.form = ChunkForm(plans, unit_bytes, len(self.ranks), ranks_per_shard)
         used = memory or HostKvMemory(self.kvs[0].memory, kernels)
         facts = WorkerFacts(
             identity=identity,
@@ -126,11 +99,20 @@ class MiniEngine:
         self.client = PoolClient(service, identity=identity, engine_version="0.32.0", form=self.form)
         self.client.start()
         self.side = SchedulerSide(self.client, self.config, facts, kv_cache_manager=self.manager, draw=draw)
-        self.worker = WorkerSide(None, None, self.config, is_digest_right=lambda got, expected: got == expected)
-        # What register() derives from the engine's tensors.
-        self.worker.use(used, layouts, self.form, self._numbers() if self.config.audit.share else ())
+        self.workers = [self._worker(rank, kernels, used if rank == 0 else None) for rank in range(len(self.ranks))]
+        self.worker = self.workers[0]
+        self._aggregator = KVOutputAggregator(len(self.ranks))
+        self._invalid_blocks: set[int] = set()  # of loads that some worker has not ended
         self.requests: dict[str, Request] = {}
         self.leaving: dict[str, Request] = {}  # aborted while loading: blocks stay until the workers are done
+
+    def _worker(self, rank: int, kernels: DigestKernels, memory: KvMemoryProtocol | None) -> WorkerSide:
+        kvs = self.ranks[rank]
+        worker = WorkerSide(None, None, self.config, rank=rank, is_digest_right=lambda got, expected: got == expected)
+        # What register() derives from the engine's tensors.
+        layouts, numbers = tuple(group.layout for group in kvs), self._numbers(rank) if self.config.audit.share else ()
+        worker.use(memory or HostKvMemory(kvs[0].memory, kernels), layouts, self.form, numbers)
+        return worker
 
     # ---- what a user does ----
 
@@ -164,7 +146,7 @@ class MiniEngine:
                 self.side.allocated(request, self.manager.block_ids(request.request_id), 0)
                 request.stage = "running"
             if request.stage == "running":
-                self._retire(request)
+                self.model.retire(request)
         scheduled = {
             request.request_id: min(tokens_max, request.num_tokens - request.num_computed_tokens)
             for request in self.requests.values()
@@ -176,16 +158,19 @@ class MiniEngine:
             kv_connector_block_state=SimpleNamespace(boundary_state_offloads=self._snapshots(scheduled)),
         )
         orders = self.side.step(output)
-        self.worker.start_loads(orders)
+        for worker in self.workers:
+            worker.start_loads(orders)
         for request_id, count in scheduled.items():
             self._forward(self.requests[request_id], count)
-        self.worker.start_saves(orders)
-        finished = self.worker.finished_loads()
-        failed_blocks, failed_requests = self.worker.take_failed_blocks(), self.worker.take_failed_requests()
-        assert not failed_blocks or self.rules == (WholePrefix(),), "what is left of such a load is of no use"
-        self.side.workers_reported(self.worker.take_report(), finished)
+        for worker in self.workers:
+            worker.start_saves(orders)
+        told = self._outputs()
+        finished = told.finished_recving or set()
+        self._invalid_blocks |= told.invalid_block_ids
+        assert not self._invalid_blocks or self.rules == (WholePrefix(),), "what is left of such a load is of no use"
+        self.side.workers_reported(told.kv_connector_worker_meta, finished)
         for request_id in finished:
-            self._loaded(request_id, failed_blocks, is_lost=request_id in failed_requests)
+            self._loaded(request_id, self._invalid_blocks, is_lost=request_id in told.failed_recving)
         for request in list(self.requests.values()):
             if request.stage == "running" and request.num_computed_tokens == request.num_tokens:
                 request.stage = "done"
@@ -210,14 +195,15 @@ class MiniEngine:
             self.abort(request_id)
 
     def close(self) -> None:
-        self.worker.shutdown()
+        for worker in self.workers:
+            worker.shutdown()
         self.client.close()
 
     # ---- judging ----
 
     def is_right(self, request: Request) -> bool:
         """Is what the next token would read what the request's tokens say?"""
-        return not self._wrong_reads(request)
+        return not self.model.wrong_reads(request)
 
     def assert_nothing_held(self) -> None:
         """Every reference is given back, here and in the connector."""
@@ -232,17 +218,31 @@ class MiniEngine:
 
     # ---- inside ----
 
-    def _numbers(self) -> tuple[UnitNumbers, ...]:
+    def _outputs(self) -> KVConnectorOutput:
+        """What all workers say, put together as the engine does."""
+        outputs: list[Any] = []
+        for worker in self.workers:
+            finished = worker.finished_loads()
+            output = KVConnectorOutput(
+                finished_recving=finished or None,
+                invalid_block_ids=worker.take_failed_blocks(),
+                failed_recving=worker.take_failed_requests(),
+                kv_connector_worker_meta=worker.take_report(),
+            )
+            outputs.append(SimpleNamespace(kv_connector_output=output))
+        together = self._aggregator.aggregate(outputs)
+        assert together is not None
+        assert together.kv_connector_output is not None
+        return together.kv_connector_output
+
+    def _numbers(self, rank: int) -> tuple[UnitNumbers, ...]:
         return tuple(
             tuple(
                 LayerNumbers(name, (Numbers(torch.bfloat16, page_bytes),))
                 for name, page_bytes in zip(kv.layout.layer_names, kv.layout.page_bytes, strict=True)
             )
-            for kv in self.kvs
+            for kv in self.ranks[rank]
         )
-
-    def _groups(self) -> Iterator[tuple[int, KvMemory, ResumeRule]]:
-        return ((i, kv, rule) for i, (kv, rule) in enumerate(zip(self.kvs, self.rules, strict=True)))
 
     def _try_admit(self, request: Request, admit: str, local_tokens: int) -> None:
         external = self.side.matched_tokens(request, local_tokens)
@@ -254,9 +254,9 @@ class MiniEngine:
             counts = [-(-request.num_tokens // kv.layout.block_tokens) for kv in self.kvs]
             if not self.manager.allocate(request_id, counts):
                 return
-        self._compute(request, 0, local_tokens)  # what the engine's own prefix cache would have held
+        self.model.compute(request, 0, local_tokens)  # what the engine's own prefix cache would have held
         request.num_computed_tokens = local_tokens + take
-        self._retire(request)
+        self.model.retire(request)
         self.side.allocated(request, self.manager.block_ids(request_id), take)
         request.stage = "loading" if take else "running"
         request.loaded_tokens = take
@@ -264,6 +264,7 @@ class MiniEngine:
     def _loaded(self, request_id: str, failed_blocks: set[int], *, is_lost: bool) -> None:
         if request_id in self.leaving:
             self.leaving.pop(request_id)
+            failed_blocks.difference_update(self.manager.block_ids(request_id)[0])
             self.manager.free(request_id)
             return
         request = self.requests[request_id]
@@ -276,6 +277,7 @@ class MiniEngine:
             if first_bad:
                 request.num_computed_tokens = min(request.num_computed_tokens, first_bad[0] * BLOCK_TOKENS)
                 request.loaded_tokens = request.num_computed_tokens
+                failed_blocks.difference_update(first_table)
         if request.num_computed_tokens == 0:
             self.manager.free(request_id)  # as the engine does: it starts over, and asks again
             request.stage = "waiting"
@@ -283,60 +285,19 @@ class MiniEngine:
         request.num_computed_tokens = min(request.num_computed_tokens, request.num_tokens - 1)
         request.stage = "loaded"
 
-    def _retire(self, request: Request) -> None:
-        """Blocks that no token to come reads are given back, as the engine does at every pass."""
-        for group, kv, rule in self._groups():
-            first_token = rule.first_token(request.num_computed_tokens)
-            self.manager.retire(request.request_id, group, first_token // kv.layout.block_tokens)
-
     def _snapshots(self, scheduled: dict[str, int]) -> dict[str, list[tuple[int, int, int]]]:
         """States that these steps end with, where they end with a block."""
         found: dict[str, list[tuple[int, int, int]]] = {}
         for request_id, count in scheduled.items():
             end = self.requests[request_id].num_computed_tokens + count
-            for group, kv, rule in self._groups():
+            for group, kv, rule in self.model.groups():
                 if isinstance(rule, StateAtBoundary) and end % kv.layout.block_tokens == 0:
                     block = self.manager.tables[request_id][group][end // kv.layout.block_tokens - 1]
                     found.setdefault(request_id, []).append((group, block.block_id, end))
         return found
 
     def _forward(self, request: Request, count: int) -> None:
-        assert not (wrong := self._wrong_reads(request)), wrong
-        self._compute(request, request.num_computed_tokens, request.num_computed_tokens + count)
+        assert not (wrong := self.model.wrong_reads(request)), wrong
+        self.model.compute(request, request.num_computed_tokens, request.num_computed_tokens + count)
         request.num_computed_tokens += count
         request.recomputed_tokens += count
-
-    def _wrong_reads(self, request: Request) -> list[str]:
-        """What the next token reads of full blocks, and of the state, and finds to be something else."""
-        wrong = []
-        done = request.num_computed_tokens
-        for group, kv, rule in self._groups():
-            size, table = kv.layout.block_tokens, self.manager.tables[request.request_id][group]
-            for index in sorted({token // size for token in attended(rule, done)}):
-                is_state = isinstance(rule, StateAtBoundary)
-                end = done if is_state else (index + 1) * size
-                if end > done:
-                    continue  # not full: this engine writes whole blocks only
-                block = table[index]
-                if block.is_null or kv.unit(block.block_id) != content(
-                    group, request.tokens[:end], kv.layout.unit_bytes
-                ):
-                    wrong.append(f"{request.request_id}: group {group}, block {index} of {done} tokens")
-        return wrong
-
-    def _compute(self, request: Request, first: int, last: int) -> None:
-        """Fills every block that these tokens complete. A block is whole or not at all: enough for full blocks."""
-        if first == last:
-            return
-        for group, kv, rule in self._groups():
-            size, table = kv.layout.block_tokens, self.manager.tables[request.request_id][group]
-            if isinstance(rule, StateAtBoundary):
-                self._write(kv, group, table[(last - 1) // size], request.tokens[:last])
-                continue
-            for index in range(first // size, last // size):
-                if not table[index].is_null:
-                    self._write(kv, group, table[index], request.tokens[: (index + 1) * size])
-
-    def _write(self, kv: KvMemory, group: int, block: Block, tokens: list[int]) -> None:
-        unit: U8 = np.frombuffer(content(group, tokens, kv.layout.unit_bytes), dtype=np.uint8)
-        kv.memory[kv.byte_places[block.block_id]] = unit

@@ -224,7 +224,7 @@ def test_a_path_error_makes_it_look(bench: Bench) -> None:
     """The target tells nothing; the command's status does."""
     namespace = bench.target.subsystem.namespaces[1]
     namespace.ana_state = INACCESSIBLE
-    pending = bench.initiator._begin(Flush(1), (), 5.0)
+    pending = bench.initiator.begin(Flush(1), (), 5.0)
     with pytest.raises(NvmeCommandError, match="Inaccessible"):
         pending.wait()
     assert pending.is_retryable

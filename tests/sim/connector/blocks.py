@@ -21,24 +21,25 @@ def must(holds: bool, what: str, *about: object) -> None:
 
 
 class Block:
-    """``slots``: a value for each token, for a state one. What was in them stays until it is overwritten."""
+    """``slots``: on each rank a value for each token, for a state one. What was in them stays until it is
+    overwritten."""
 
     __slots__ = ("block_id", "cached_as", "is_null", "pin_count", "ref_cnt", "slots")
 
-    def __init__(self, block_id: int) -> None:
+    def __init__(self, block_id: int, rank_count: int) -> None:
         self.block_id = block_id
         self.is_null = block_id == 0
         self.ref_cnt = 0
         self.pin_count = 0
-        self.slots: list[Value] = [""] * 4
+        self.slots: list[list[Value]] = [[""] * 4 for _ in range(rank_count)]
         self.cached_as: CacheKey | None = None
 
 
 class BlockPool:
     """``touch`` and ``free_blocks`` are the connector's, with the engine's names; the engine itself takes and gives."""
 
-    def __init__(self, count: int) -> None:
-        self.blocks = [Block(i) for i in range(count)]
+    def __init__(self, count: int, rank_count: int) -> None:
+        self.blocks = [Block(i, rank_count) for i in range(count)]
         self.null = self.blocks[0]
         self.free = deque(self.blocks[1:])
         self.cached: dict[CacheKey, Block] = {}

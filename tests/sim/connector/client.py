@@ -24,10 +24,11 @@ from tests.sim.connector.shapes import Shape
 class SimStanding(PoolStanding):
     """Attaches and beats when it is told to."""
 
-    def __init__(self, service: Any, identity: bytes, tell: Callable[[Any], None]) -> None:
+    def __init__(self, service: Any, identity: bytes, rank_count: int, tell: Callable[[Any], None]) -> None:
         self._service = service
         self._identity = identity
         self._engine_version = "0.32.0"
+        self._rank_count = rank_count
         self._access = api.Access.LOCAL
         self._tell = tell
         self._change = threading.Lock()
@@ -57,13 +58,13 @@ class SimClient(PoolClient):
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._fast: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._slow: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self.sim_standing = self._standing = SimStanding(service, identity, self._told)
+        self.sim_standing = self._standing = SimStanding(service, identity, shape.rank_count, self._told)
         self._sim_service = service
         self._shape = shape
         self._requests = requests
         self._released: set[str] = set()
         self.era = 0  # of the engine's weights, for the next identity
-        self.is_path_open = False  # as the workers said
+        self.path_problems: dict[int, str] = {}  # as the workers said, by rank
         self.held: dict[str, tuple[str, int]] = {}  # lease -> request, tokens: what the scheduler was told it has
         self.sim_standing.attach()
         self._events.get()
@@ -75,6 +76,11 @@ class SimClient(PoolClient):
 
     def run_slow(self, count_max: int) -> None:
         _run(self._slow, count_max)
+
+    @property
+    def is_path_open(self) -> bool:
+        """On every rank."""
+        return len(self.path_problems) == self._shape.rank_count and not any(self.path_problems.values())
 
     @property
     def is_idle(self) -> bool:

@@ -255,8 +255,8 @@ class SimEngine:
             for request in self.waiting:
                 if request.status is Status.LOADING:
                     self._cut_at(request, result.failed_blocks)
-        if result.report is not None and result.report.path is not None:
-            self._client.is_path_open = not result.report.path.problem
+        for path in result.report.paths if result.report is not None else ():
+            self._client.path_problems[path.rank] = path.problem
         for request_id in result.finished:
             must(request_id in self.requests, "a load was reported of a request that is not there", request_id)
             request = self.requests[request_id]

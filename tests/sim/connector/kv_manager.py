@@ -17,7 +17,7 @@ class KvManager:
 
     def __init__(self, shape: Shape, block_count: int) -> None:
         self.shape = shape
-        self.block_pool = BlockPool(block_count)
+        self.block_pool = BlockPool(block_count, shape.rank_count)
         self.requests: dict[str, Request] = {}
 
     def get_blocks(self, request_id: str) -> Table:
@@ -103,30 +103,36 @@ class KvManager:
 
     def compute(self, request: Request, start: int, end: int) -> None:
         """Reads what tokens ``start`` to ``end`` attend to and writes what they are; wrong KV is a violation."""
-        for i, group in enumerate(self.shape.groups):
-            size, table, wanted = group.block_tokens, request.tables[i], request.values[i]
-            if group.kind is Kind.STATE:
-                if start:
-                    self._read(table[(start - 1) // size], 0, wanted[start - 1], request)
-                self._write(table[(end - 1) // size], 0, wanted[end - 1])
-                continue
-            for position in range(group.first_seen(start), start):
-                block = table[position // size]
-                if block.slots[position % size] != wanted[position] or block.is_null:
-                    self._read(block, position % size, wanted[position], request)
-            for position in range(start, end):
-                self._write(table[position // size], position % size, wanted[position])
+        for i in range(len(self.shape.groups)):
+            for rank in range(self.shape.rank_count):
+                self._compute_group(request, i, rank, start, end)
 
-    def _read(self, block: Block, slot: int, wanted: str, request: Request) -> None:
+    def _compute_group(self, request: Request, i: int, rank: int, start: int, end: int) -> None:
+        group = self.shape.groups[i]
+        size, table, wanted = group.block_tokens, request.tables[i], request.values[i][rank]
+        if group.kind is Kind.STATE:
+            if start:
+                self._read(table[(start - 1) // size], rank, 0, wanted[start - 1], request)
+            self._write(table[(end - 1) // size], rank, 0, wanted[end - 1])
+            return
+        for position in range(group.first_seen(start), start):
+            block = table[position // size]
+            if block.slots[rank][position % size] != wanted[position] or block.is_null:
+                self._read(block, rank, position % size, wanted[position], request)
+        for position in range(start, end):
+            self._write(table[position // size], rank, position % size, wanted[position])
+
+    def _read(self, block: Block, rank: int, slot: int, wanted: str, request: Request) -> None:
         must(not block.is_null, "wrong KV read, there is no block", request.request_id, wanted)
-        must(block.slots[slot] == wanted, "wrong KV read", request.request_id, wanted, block.slots[slot])
+        found = block.slots[rank][slot]
+        must(found == wanted, "wrong KV read", request.request_id, wanted, found)
 
-    def _write(self, block: Block, slot: int, value: str) -> None:
+    def _write(self, block: Block, rank: int, slot: int, value: str) -> None:
         must(not block.is_null, "KV written to the null block", value)
-        if block.slots[slot] != value:
+        if block.slots[rank][slot] != value:
             must(block.ref_cnt - block.pin_count == 1, "KV written to a block that others hold", value)
             must(block.cached_as is None, "KV written to a block that can be found", value)
-            block.slots[slot] = value
+            block.slots[rank][slot] = value
 
     def _has(self, request: Request, group_index: int, tokens: int) -> bool:
         group = self.shape.groups[group_index]

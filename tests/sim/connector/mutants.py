@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
 from meshfusion.host import pool_client
 from meshfusion.host.connector.lookups import Effect, Lookups, ReleaseLease, StartLoad
+from meshfusion.host.connector.path_gate import Gate, PathGate
 from meshfusion.host.connector.saves import Saves
 from meshfusion.host.connector.vllm import save_pipeline, scheduler
 from meshfusion.host.connector.vllm.load_pipeline import LoadPipeline
+from meshfusion.host.connector.vllm.messages import LoadOrder, RunWritten
 from meshfusion.host.connector.vllm.save_pipeline import SavePipeline
 from meshfusion.host.connector.vllm.scheduler import SchedulerSide
 from meshfusion.host.kv.chunk_form import ChunkForm
@@ -92,8 +95,8 @@ def _to_other_blocks(self: LoadPipeline, load: StartLoad) -> None:
     self._orders.append(order._replace(block_ids=tuple(block_id + 1 for block_id in order.block_ids)))
 
 
-def _bundles_in_part(bundles: Sequence[int], unit_digests: Sequence[Any]) -> tuple[Any, ...]:
-    return tuple(unit_digests)
+def _withheld_alone(bundles: Sequence[int], unit_digests: Sequence[Any]) -> tuple[int, ...]:
+    return tuple(i for i in range(len(bundles)) if any(column[i] is None for column in unit_digests))
 
 
 _blocks_of = SavePipeline._blocks_of
@@ -112,6 +115,30 @@ def _keeps_spare(*args: Any) -> ReservedRun:
     return reserved(*args)._replace(spare_grant_ids=())
 
 
+def _settles_early(self: SavePipeline, now_s: float, results: Sequence[RunWritten]) -> None:
+    for result in results:
+        if result.run_id in self._granted:
+            self._settle(now_s, [result])
+
+
+_units_of = LoadOrder.units_of
+
+
+def _units_of_first(self: LoadOrder, form: ChunkForm, rank: int) -> Any:
+    return _units_of(self, form, 0)
+
+
+_pipeline_of = LoadPipeline.__init__
+
+
+def _ends_with_first(self: LoadPipeline, client: Any, form: ChunkForm) -> None:
+    _pipeline_of(self, client, replace(form, rank_count=1, ranks_per_shard=()))
+
+
+def _opens_for_any(self: PathGate, now_s: float) -> Gate:
+    return Gate.OPEN if "" in self._problems else Gate.CLOSED
+
+
 MUTANTS: dict[str, Mutant] = {
     "promises whole prompts to hybrids": Mutant(
         ChunkForm, "may_end_with_prompt", property(lambda self: True), "another boundary|wrong KV read"
@@ -128,9 +155,15 @@ MUTANTS: dict[str, Mutant] = {
     "releases leases twice": Mutant(Lookups, "_release", _releases_again, "released twice"),
     "keeps blocks pinned after a refusal": Mutant(SavePipeline, "refused", _keeps_pins, "held in the end"),
     "loads into other blocks": Mutant(LoadPipeline, "start", _to_other_blocks, "ordered to other blocks"),
-    "commits a bundle in part": Mutant(save_pipeline, "whole_bundles", _bundles_in_part, "committed in part"),
+    "commits a bundle in part": Mutant(save_pipeline, "withheld_of", _withheld_alone, "committed in part"),
     "saves blocks that were given up": Mutant(SavePipeline, "_blocks_of", _with_nulls, "the null block was pinned"),
     "keeps places it will not use": Mutant(pool_client, "reserved", _keeps_spare, "a grant that nobody will use"),
     "never forgets what it stored": Mutant(Saves, "not_stored", lambda self, hashes: None, "a hit is lost"),
+    "settles a run when one rank has written": Mutant(
+        SavePipeline, "written", _settles_early, "wrong content was committed|not pinned|that is being written"
+    ),
+    "loads the first rank's shard on all": Mutant(LoadOrder, "units_of", _units_of_first, "wrong KV read"),
+    "ends a load when one rank has it": Mutant(LoadPipeline, "__init__", _ends_with_first, "lease of a load under way"),
+    "promises what one rank reaches": Mutant(PathGate, "look", _opens_for_any, "not what was promised"),
     "asks for no steps": Mutant(SchedulerSide, "has_work", property(lambda self: False), "held in the end"),
 }

@@ -43,10 +43,10 @@ def names_under(identity: bytes, shape: Shape) -> Names:
 
 
 @cache
-def contents(shape: Shape, name: Name, era: int, unit_count: int) -> tuple[Content, ...]:
-    """What the last ``unit_count`` blocks of a chunk hold."""
+def contents(shape: Shape, name: Name, era: int, unit_count: int, shard: int) -> tuple[Content, ...]:
+    """What the last ``unit_count`` blocks of a chunk hold on the ranks of ``shard``."""
     group = shape.groups[name.group]
-    wanted = values(name.text, name.group, era)
+    wanted = values(name.text, name.group, era, shard)
     if group.kind is Kind.STATE:
         assert unit_count <= 1, name
         return ((wanted[-1],),) * unit_count

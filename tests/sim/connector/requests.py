@@ -60,12 +60,15 @@ class Request:
         self.load_tokens = 0
         self.tables: list[list[Block]] = [[] for _ in shape.groups]
         self.skipped = [0] * len(shape.groups)
-        self.values: tuple[tuple[Value, ...], ...] = ()
+        self.values: tuple[tuple[tuple[Value, ...], ...], ...] = ()  # of each KV group, on each rank
         self._hashes = block_hashes(text, shape.hash_tokens)
         self.block_hashes: list[bytes] = list(self._hashes[: prompt_tokens // shape.hash_tokens])
 
     def begin_era(self, era: int) -> None:
-        self.values = tuple(values(self.text, i, era) for i in range(len(self.shape.groups)))
+        self.values = tuple(
+            tuple(values(self.text, i, era, shard) for shard in self.shape.shards_by_rank(i))
+            for i in range(len(self.shape.groups))
+        )
 
     def append_token(self) -> None:
         self.num_tokens += 1

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from meshfusion.dpu.api import types as api
 from meshfusion.jbof.errors import ServiceUnavailableError, StaleHolderError
 from tests.sim.connector.blocks import must
 from tests.sim.connector.medium import HEADER_LBAS, Medium
-from tests.sim.connector.names import Name, Names, contents, names_under
+from tests.sim.connector.names import Content, Name, Names, contents, names_under
 from tests.sim.connector.shapes import Shape
 
 TTL_S = 60.0
@@ -34,7 +35,7 @@ class Grant(NamedTuple):
     holder_id: str
     key: bytes
     item: api.ReserveItem
-    extent: api.Extent
+    extents: tuple[api.Extent, ...]
     siblings: set[str]
 
 
@@ -63,7 +64,7 @@ class SimService:
         self.leases: dict[str, Lease] = {}
         self.grants: dict[str, Grant] = {}
         self.doubtful: set[str] = set()  # grants whose write may still land
-        self.writing: set[str] = set()  # grants that a worker is writing under
+        self.writing: Counter[str] = Counter()  # by grant: workers that are writing under it
         self._count = 0
 
     # ---- what a client asks --------------------------------------------------------------------------------------
@@ -139,11 +140,11 @@ class SimService:
         self._known(request.holder_id)
         for grant_id in request.grant_ids:
             must(grant_id not in self.doubtful, "a place was given back whose write may still land", grant_id)
-            must(grant_id not in self.writing, "a place was given back that is being written", grant_id)
+            must(not self.writing[grant_id], "a place was given back that is being written", grant_id)
             grant = self.grants.get(grant_id)
             if grant is not None:
                 self._drop_grant(grant_id)
-                self.medium.give_back(grant.extent)
+                self._give_back(grant.extents)
         for grant_id in request.doubtful_grant_ids:
             must(grant_id in self.doubtful, "a write was said to be in doubt that is not", grant_id)
 
@@ -211,7 +212,7 @@ class SimService:
         """The medium answers with other bytes than were written."""
         if self.chunks:
             record = self.rng.choice(list(self.chunks.values()))
-            self.medium.spoil(record.shards[0].extent)
+            self.medium.spoil(self.rng.choice(record.shards).extent)
             self.seen["rotten chunks"] += 1
 
     def evict(self) -> None:
@@ -220,7 +221,7 @@ class SimService:
         loose = [key for key in self.chunks if key not in leased]
         if loose:
             record = self.chunks.pop(self.rng.choice(loose))
-            self.medium.give_back(record.shards[0].extent)
+            self._give_back(shard.extent for shard in record.shards)
             self.seen["evictions"] += 1
 
     def save_as_another(self, identity: bytes, text: str, boundary: int) -> None:
@@ -230,13 +231,14 @@ class SimService:
             key = names.key_of[name]
             if name.number >= boundary or key in self.chunks or self._is_being_written(key):
                 continue
-            size = self.shape.form.shard_of(name.group, name.number)
-            if size.unit_count and (not name.group or self.rng.random() < 0.9):
-                item = api.ReserveItem(key, name.group, name.number * chunk_tokens, chunk_tokens, (size,))
-                extent = self.medium.place(size.unit_count)
-                units = contents(self.shape, name, self.eras[identity], size.unit_count)
-                self.medium.write(extent, units)
-                self._record(identity, item, extent, units)
+            sizes = self.shape.form.shards_of(name.group, name.number)
+            if sizes[0].unit_count and (not name.group or self.rng.random() < 0.9):
+                item = api.ReserveItem(key, name.group, name.number * chunk_tokens, chunk_tokens, sizes)
+                extents = self._places(item)
+                units = self._contents(identity, name, item)
+                for extent, of_shard in zip(extents, units, strict=True):
+                    self.medium.write(extent, of_shard)
+                self._record(identity, item, extents, units)
 
     # ---- what the model knows ------------------------------------------------------------------------------------
 
@@ -294,9 +296,24 @@ class SimService:
             return api.ReserveResult(api.ReserveOutcome.NO_SPACE)
         grant_id = self._new_id("g")
         siblings.add(grant_id)
-        extent = self.medium.place(item.shards[0].unit_count)
-        self.grants[grant_id] = Grant(holder_id, item.key, item, extent, siblings)
-        return api.ReserveResult(api.ReserveOutcome.GRANTED, grant_id, (extent,))
+        must(len(item.shards) == self.shape.shard_count(item.group), "places for another number of shards", item)
+        extents = self._places(item)
+        self.grants[grant_id] = Grant(holder_id, item.key, item, extents, siblings)
+        return api.ReserveResult(api.ReserveOutcome.GRANTED, grant_id, extents)
+
+    def _places(self, item: api.ReserveItem) -> tuple[api.Extent, ...]:
+        return tuple(self.medium.place(size.unit_count) for size in item.shards)
+
+    def _give_back(self, extents: Iterable[api.Extent]) -> None:
+        for extent in extents:
+            self.medium.give_back(extent)
+
+    def _contents(self, identity: bytes, name: Name, item: api.ReserveItem) -> tuple[tuple[Content, ...], ...]:
+        """Of each shard."""
+        return tuple(
+            contents(self.shape, name, self.eras[identity], size.unit_count, shard)
+            for shard, size in enumerate(item.shards)
+        )
 
     def _is_being_written(self, key: bytes) -> bool:
         return any(grant.key == key for grant in self.grants.values())
@@ -313,17 +330,21 @@ class SimService:
         grant = self.grants[item.grant_id]
         must(item.grant_id not in self.doubtful, "a chunk was committed whose write is in doubt", item)
         name = self._names(identity).of_key[grant.key]
-        (units,) = item.unit_digests
-        wanted: Any = contents(self.shape, name, self.eras[identity], grant.item.shards[0].unit_count)
+        units: Any = item.unit_digests
+        wanted = self._contents(identity, name, grant.item)
         must(units == wanted, "wrong content was committed", name, units, wanted)
-        on_medium: Any = self.medium.read(grant.extent)
+        on_medium: Any = tuple(self.medium.read(extent) for extent in grant.extents)
         must(on_medium == units, "a chunk was committed that is not on the medium", name, on_medium)
-        self._record(identity, grant.item, grant.extent, units)
+        self._record(identity, grant.item, grant.extents, units)
 
-    def _record(self, identity: bytes, item: api.ReserveItem, extent: api.Extent, units: Any) -> None:
-        shard = api.Shard(0, extent, HEADER_LBAS, 1, item.shards[0].unit_bytes, units)
+    def _record(self, identity: bytes, item: api.ReserveItem, extents: tuple[api.Extent, ...], units: Any) -> None:
+        """``units``: of each shard."""
+        shards = tuple(
+            api.Shard(size.rank, extent, HEADER_LBAS, 1, size.unit_bytes, of_shard)
+            for size, extent, of_shard in zip(item.shards, extents, units, strict=True)
+        )
         self.chunks[item.key] = api.ChunkRecord(
-            item.key, identity, "default", item.group, item.position_tokens, item.token_count, (shard,)
+            item.key, identity, "default", item.group, item.position_tokens, item.token_count, shards
         )
 
     def _new_id(self, kind: str) -> str:

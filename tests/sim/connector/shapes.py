@@ -59,8 +59,19 @@ class Group:
 
 @dataclass(frozen=True)
 class Shape:
+    """``ranks_per_shard``: of each group, how many of ``rank_count`` ranks, side by side, hold the same."""
+
     groups: tuple[Group, ...]
     chunk_tokens: int
+    rank_count: int = 1
+    ranks_per_shard: tuple[int, ...] = ()
+
+    def shards_by_rank(self, group: int) -> tuple[int, ...]:
+        """Which shard of the group each rank holds."""
+        return tuple(rank // (self.ranks_per_shard or {group: 1})[group] for rank in range(self.rank_count))
+
+    def shard_count(self, group: int) -> int:
+        return len(set(self.shards_by_rank(group)))
 
     @cached_property
     def step_tokens(self) -> int:
@@ -80,7 +91,7 @@ class Shape:
         plans = tuple(
             GroupPlan(i, group.rule, group.block_tokens, self.chunk_tokens) for i, group in enumerate(self.groups)
         )
-        return ChunkForm(plans, (UNIT_BYTES,) * len(plans))
+        return ChunkForm(plans, (UNIT_BYTES,) * len(plans), self.rank_count, self.ranks_per_shard)
 
     def boundary_max(self, token_count: int) -> int:
         """In chunks. The last token of a prompt is computed, so a group that is not whole must stop before it."""
@@ -101,4 +112,8 @@ SHAPES: Final = (
     Shape((_WHOLE, Group(Kind.WINDOW, 2, 5), Group(Kind.STATE, 4)), 4),
     Shape((Group(Kind.WINDOW, 2, 4),), 4),
     Shape((Group(Kind.STATE, 4),), 4),
+    Shape((_WHOLE,), 4, 2),
+    Shape((_WHOLE, Group(Kind.WINDOW, 2, 3)), 4, 2),
+    Shape((_WHOLE, Group(Kind.STATE, 4)), 4, 2, (2, 1)),
+    Shape((_WHOLE,), 2, 2, (2,)),
 )

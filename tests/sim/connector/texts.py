@@ -23,9 +23,9 @@ Value = str
 
 
 @cache
-def values(text: str, group: int, era: int) -> tuple[Value, ...]:
-    """One for each token; of a state, what it is after that token."""
-    return tuple(f"{era}.{group}.{text[: i + 1]}" for i in range(len(text)))
+def values(text: str, group: int, era: int, shard: int) -> tuple[Value, ...]:
+    """One for each token; of a state, what it is after that token. ``shard``: of which ranks."""
+    return tuple(f"{era}.{group}.{shard}.{text[: i + 1]}" for i in range(len(text)))
 
 
 @cache

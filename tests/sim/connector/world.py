@@ -19,7 +19,7 @@ from tests.sim.connector.requests import Request, Status
 from tests.sim.connector.service import HEARTBEAT_S, TTL_S, SimService
 from tests.sim.connector.shapes import SHAPES
 from tests.sim.connector.texts import TEXT_TOKENS, TEXTS
-from tests.sim.connector.worker import Faults, SimWorker
+from tests.sim.connector.worker import Faults, SimWorkers
 
 IDENTITY: Final = b"i" * 32
 PATIENCE_STEPS: Final = 200
@@ -47,7 +47,7 @@ class World:
         self.service.pass_time(self.now_s)
         self.engine = SimEngine(rng, self.shape, block_count, self.seen)
         self.client = SimClient(self.service, IDENTITY, self.shape, self.engine.requests, self._now_s)
-        self.worker = SimWorker(rng, self.shape, self.engine.kv, self.service, self.seen)
+        self.workers = SimWorkers(rng, self.shape, self.engine.kv, self.service, self.seen)
         self.side = SchedulerSide(
             self.client,
             _config(rng.random() < 0.3),
@@ -61,11 +61,13 @@ class World:
         self._away_steps = 0
         if self.is_rough:
             self.service.no_space_rate = rng.choice((0.0, 0.1))
-            self.worker.faults = Faults(
-                unreadable=rng.choice((0.0, 0.05)),
-                unwritable=rng.choice((0.0, 0.1)),
-                doubtful=rng.choice((0.0, 0.05)),
-                no_path=rng.choice((0.0, 0.3)),
+            self.workers.set_faults(
+                Faults(
+                    unreadable=rng.choice((0.0, 0.05)),
+                    unwritable=rng.choice((0.0, 0.1)),
+                    doubtful=rng.choice((0.0, 0.05)),
+                    no_path=rng.choice((0.0, 0.3)),
+                )
             )
         if rng.random() < 0.7:
             self._save_as_another()
@@ -93,12 +95,12 @@ class World:
         engine = self.engine
         scheduled = engine.schedule(budget)
         orders = self.side.step(scheduled)
-        self.worker.receive(orders)
+        self.workers.receive(orders)
         for request in engine.waiting:
-            is_known = request.status is not Status.LOADING or request.request_id in self.worker.loads
+            is_known = request.status is not Status.LOADING or self.workers.has_load(request.request_id)
             must(is_known, "a request waits for a load that nobody was told of", request.request_id)
         engine.forward(scheduled)
-        engine.update(self.worker.step())
+        engine.update(self.workers.step())
 
     def add_request(self) -> None:
         request = self._request(self.rng.choice(TEXTS), self.rng.randrange(2, 19))
@@ -234,14 +236,14 @@ class World:
         self.service.is_away = False
         self._away_steps = 0
         self.service.no_space_rate = 0.0
-        self.worker.faults = Faults()
+        self.workers.set_faults(Faults())
 
     def _settle(self) -> None:
         """Step as long as somebody asks for it."""
         self._quiet_steps(lambda: not self.side.has_work and not self.engine.requests)
         self.client.sim_standing.beat()  # it may be that we are known no more
         self.client.sim_standing.attach()
-        self._quiet_steps(lambda: self.worker.is_idle and self.client.is_idle)
+        self._quiet_steps(lambda: self.workers.is_idle and self.client.is_idle)
         if self.service.leases or self.service.grants:
             for _ in range(int(TTL_S / HEARTBEAT_S) + 1):  # what former holders held ends
                 self.pass_time(HEARTBEAT_S)
@@ -256,4 +258,6 @@ class World:
             self.run_step(0 if self.side.gauges()["pending_saves"] else self.shape.chunk_tokens)
             self.client.run_fast(99)
             self.client.run_slow(99)
-        must(False, "it does not come to an end", self.side.gauges(), self.worker.saves, self.worker.loads)
+        must(
+            False, "it does not come to an end", self.side.gauges(), [(w.saves, w.loads) for w in self.workers.workers]
+        )

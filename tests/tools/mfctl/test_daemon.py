@@ -43,7 +43,7 @@ def config(tmp_path: Path) -> Path:
     path.write_text(
         f"listen: unix://{tmp_path}/s\n"
         f"pool: {{path: {tmp_path}/pool, create: true, size: 16MiB, segment_size: 2MiB}}\n"
-        "leases: {heartbeat_s: 0.5, lease_ttl_s: 2, holder_silence_s: 1, grant_ttl_s: 2}\n"
+        "leases: {heartbeat_s: 0.5, lease_ttl_s: 20, holder_silence_s: 1, grant_ttl_s: 20}\n"
     )
     return path
 

@@ -20,7 +20,9 @@ FACTS: dict[str, Any] = {
     "versions": {"meshfusion": "1", "vllm": "0.32.0", "torch": "2", "python": "3.11"},
     "platform": "cpu", "device": "a machine", "dtype": "float32", "identity": "ab" * 32, "chunk_tokens": 128,
     "vocabulary": 8192, "context_tokens": 4096,
-    "groups": [{"spec": "S", "needs": "every block", "layers": 4, "block_tokens": 32, "block_bytes": 4096}],
+    "groups": [
+        {"spec": "S", "needs": "every block", "layers": 4, "block_tokens": 32, "block_bytes": 4096, "is_loaded": True}
+    ],
 }  # fmt: skip
 
 

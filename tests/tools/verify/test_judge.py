@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,7 +17,8 @@ RIGHT = ([("a", "1"), ("b", "3")], [("s", "9")])
 
 
 def verdict(given: LoadedAnswer, theirs: OwnAnswers | None = None, **options: Any) -> Verdict:
-    return judge(["p"], [100], [theirs or own(7, 8)], COMPUTED, [given], dtype="float32", **options)
+    options = {"dtype": "float32", "is_loaded": [True, True], **options}
+    return judge(["p"], [100], [theirs or own(7, 8)], COMPUTED, [given], **options)
 
 
 def test_equal_answers_and_bytes_pass() -> None:
@@ -92,3 +94,16 @@ def test_an_answer_is_compared_up_to_the_first_other_token() -> None:
     other = Answer((6, 8), ({7: -0.75, 6: -0.7}, {8: -9.0}), 0)
     # Token 6, which the first does not list, is at most as likely there as its last one: at least -0.7 - -0.5.
     assert one.distance(other) == other.distance(one) == pytest.approx(0.25)
+
+
+def test_times_are_those_of_the_answer_from_nothing_and_of_the_loaded_one() -> None:
+    times = [replace(answer(7, 8), ttft_s=seconds) for seconds in (0.5, 0.2, 0.3)]
+    (result,) = verdict(loaded(replace(answer(7, 8, cached=2), ttft_s=0.1), *RIGHT), OwnAnswers(*times)).prompts
+    assert (result.cold_ttft_s, result.loaded_ttft_s) == (0.5, 0.1)
+
+
+def test_a_group_of_which_nothing_is_needed_need_not_be_loaded() -> None:
+    given = loaded(answer(7, 8), RIGHT[0], [])
+    assert verdict(given).problems == ("KV group 1: no loaded block of it could be compared",)
+    assert verdict(given, is_loaded=[True, False]).is_passed
+    assert verdict(loaded(answer(7, 8), [], []), is_loaded=[True, False]).problems[0] == "nothing was loaded"
