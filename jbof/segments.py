@@ -1,4 +1,4 @@
-"""Segments of one namespace: who is free, open, sealed; generations; append-only allocation; the choice of a victim.
+"""Segments of one drive: who is free, open, sealed; generations; append-only allocation; the choice of a victim.
 
 A plain state machine: no I/O, no clock. It keeps rule 2: the generation of a segment is increased, durably, before
 any of its blocks is handed out again. Callers make the :class:`SegmentRecord` that an opening returns durable, in the
@@ -16,37 +16,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from meshfusion.jbof.segment_format import SEGMENT_HEADER_LBAS, summary_lba_count
-
-
-@dataclass(frozen=True, slots=True)
-class SegmentGeometry:
-    """Where segments lie: segment ``i`` covers ``segment_lba_count`` blocks from ``first_lba(i)``."""
-
-    lba_bytes: int
-    data_start_lba: int
-    segment_lba_count: int
-    segment_count: int
-
-    def first_lba(self, segment: int) -> int:
-        assert 0 <= segment < self.segment_count, segment
-        return self.data_start_lba + segment * self.segment_lba_count
-
-    def end_lba(self, segment: int) -> int:
-        """The first block after the segment."""
-        return self.first_lba(segment) + self.segment_lba_count
-
-    @property
-    def max_extent_lba_count(self) -> int:
-        """The longest extent: alone in a segment, between its header and its summary."""
-        return self.segment_lba_count - SEGMENT_HEADER_LBAS - summary_lba_count(1)
-
-    @property
-    def segment_bytes(self) -> int:
-        return self.segment_lba_count * self.lba_bytes
-
-    @property
-    def capacity_bytes(self) -> int:
-        return self.segment_bytes * self.segment_count
+from meshfusion.jbof.segment_geometry import SegmentGeometry
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +77,7 @@ class SegmentCounts:
 
 
 class SegmentTable:
-    """All segments of one namespace.
+    """All segments of one drive.
 
     ``records`` are the durable ones; a segment without a record was never used. A segment that was open when the
     service stopped comes back sealed: a former writer may still own space behind its last committed chunk (rule 3).
@@ -116,16 +86,16 @@ class SegmentTable:
 
     def __init__(self, geometry: SegmentGeometry, records: Iterable[SegmentRecord] = ()) -> None:
         self.geometry = geometry
-        self._segments = [
-            _Segment(SegmentState.FREE, generation=0, opened_seq=0, next_lba=geometry.first_lba(i))
-            for i in range(geometry.segment_count)
-        ]
+        self._segments = {
+            i: _Segment(SegmentState.FREE, generation=0, opened_seq=0, next_lba=geometry.first_lba(i))
+            for i in geometry.segments
+        }
         self.read_pinned_count = 0  # segments that some lease pins
         self._current: int | None = None
         self._last_seq = 0
         self._due: set[int] = set()  # segments whose summary is due
         for record in records:
-            assert 0 <= record.segment < geometry.segment_count, record
+            assert record.segment in geometry.segments, record
             segment = self._segments[record.segment]
             assert not segment.generation, f"two records for segment {record.segment}"
             segment.generation = record.generation
@@ -138,7 +108,7 @@ class SegmentTable:
             segment.summary = SummaryState.WRITTEN if record.is_summarized else SummaryState.DUE
             if not record.is_summarized:
                 self._due.add(record.segment)
-        self._free = [i for i, s in enumerate(self._segments) if s.state is SegmentState.FREE]
+        self._free = [i for i, s in self._segments.items() if s.state is SegmentState.FREE]
         self._free.reverse()  # pop() hands out the lowest index first
 
     # ---- reading -------------------------------------------------------------------------------------------------
@@ -148,14 +118,14 @@ class SegmentTable:
 
     def is_readable(self, segment: int, generation: int) -> bool:
         """Do extents of ``segment`` under ``generation`` still mean what they meant when they were written?"""
-        if not 0 <= segment < self.geometry.segment_count:
+        found = self._segments.get(segment)
+        if found is None:
             return False
-        found = self._segments[segment]
         return found.generation == generation and found.state in (SegmentState.OPEN, SegmentState.SEALED)
 
     def counts(self) -> SegmentCounts:
         tally = dict.fromkeys(SegmentState, 0)
-        for segment in self._segments:
+        for segment in self._segments.values():
             tally[segment.state] += 1
         return SegmentCounts(
             free=tally[SegmentState.FREE],
@@ -163,6 +133,14 @@ class SegmentTable:
             sealed=tally[SegmentState.SEALED],
             opening=tally[SegmentState.OPENING],
         )
+
+    @property
+    def free_count(self) -> int:
+        return len(self._free)
+
+    def has_victim(self, may_reclaim: Callable[[int], bool]) -> bool:
+        """Is there a segment that could be reclaimed now?"""
+        return any(self._is_victim(index, segment, may_reclaim) for index, segment in self._segments.items())
 
     # ---- pins ----------------------------------------------------------------------------------------------------
 
@@ -220,8 +198,7 @@ class SegmentTable:
         target = self._free.pop() if self._free else self._victim(may_reclaim)
         if target is None:
             return None
-        if self._current is not None and self._segments[self._current].state is SegmentState.OPEN:
-            self._seal(self._current)
+        self.close_current()
         segment = self._segments[target]
         assert segment.read_pins == 0, f"segment {target} reclaimed under {segment.read_pins} readers"
         assert segment.write_pins == 0, f"segment {target} reclaimed under {segment.write_pins} writers"
@@ -236,6 +213,20 @@ class SegmentTable:
         segment.last_used_s = now_s
         self._current = target
         return self._record(target)
+
+    def close_current(self) -> None:
+        """Nothing more is appended to the current segment."""
+        if self._current is not None and self._segments[self._current].state is SegmentState.OPEN:
+            self._seal(self._current)
+        self._current = None
+
+    def allocate_elsewhere(self, lba_count: int) -> Allocation | None:
+        """Where there may be room when :meth:`allocate` had none and nothing can be opened: nowhere, on one drive."""
+        return None
+
+    def number_openings_after(self, opened_seq: int) -> None:
+        """Openings on the pool's other drives have had numbers up to this one."""
+        self._last_seq = max(self._last_seq, opened_seq)
 
     def opened(self, record: SegmentRecord) -> None:
         """The record is durable: extents of this segment may leave, and its chunks may be matched."""
@@ -274,13 +265,18 @@ class SegmentTable:
     def _victim(self, may_reclaim: Callable[[int], bool]) -> int | None:
         candidates = [
             (segment.last_used_s, segment.opened_seq, index)
-            for index, segment in enumerate(self._segments)
-            if segment.state is SegmentState.SEALED
+            for index, segment in self._segments.items()
+            if self._is_victim(index, segment, may_reclaim)
+        ]
+        return min(candidates)[2] if candidates else None
+
+    def _is_victim(self, index: int, segment: _Segment, may_reclaim: Callable[[int], bool]) -> bool:
+        return (
+            segment.state is SegmentState.SEALED
             and segment.read_pins == 0
             and segment.write_pins == 0
             and may_reclaim(index)
-        ]
-        return min(candidates)[2] if candidates else None
+        )
 
     # ---- summaries -----------------------------------------------------------------------------------------------
 
@@ -307,3 +303,14 @@ class SegmentTable:
         segment.summary = SummaryState.WRITTEN if worked else SummaryState.DUE
         if not worked:
             self._due.add(record.segment)
+
+
+__all__ = [
+    "Allocation",
+    "SegmentCounts",
+    "SegmentGeometry",
+    "SegmentRecord",
+    "SegmentState",
+    "SegmentTable",
+    "SummaryState",
+]

@@ -1,0 +1,285 @@
+"""The segments of a pool's drives as one: which drive the next segment is opened on, and the next shard goes to.
+
+A plain state machine, like the :class:`~meshfusion.jbof.segments.SegmentTable` of each drive that it asks. One segment
+is open on each drive of the *stripe*, and shards go to these in turn, so that a prefix is read from several drives at
+once. When one is full, :func:`~meshfusion.jbof.wear.choice.choose_drive` says which drive takes its place, and the
+victim, if one is needed, is of that drive.
+
+A drive that takes no segments (read-only, draining, failing) is still read from. One that is not here at all is not on
+the shelf: none of its segments is readable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from meshfusion.jbof.pool_addresses import drive_of_segment
+from meshfusion.jbof.segment_geometry import SegmentGeometry
+from meshfusion.jbof.segments import Allocation, SegmentCounts, SegmentRecord, SegmentTable
+from meshfusion.jbof.wear.choice import Choice, choose_drive
+from meshfusion.jbof.wear.shares import target_shares
+from meshfusion.jbof.wear.state import DriveState
+
+# After failed openings a drive is passed over for so many openings elsewhere, doubled with each failure in a row.
+PASSED_OVER_OPENINGS: Final = 8
+_MOST_DOUBLINGS: Final = 6
+_UNBOUNDED_BYTES: Final = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class DriveWear:
+    """See :class:`~meshfusion.jbof.wear.state.DriveState`. ``rated_endurance_bytes`` 0: not known, and taken to be in
+    proportion to the drive's capacity."""
+
+    percentage_used: int = 0
+    bytes_written: int = 0
+    rated_endurance_bytes: int = 0
+    budget_left_bytes: int = _UNBOUNDED_BYTES
+
+
+UNKNOWN_WEAR: Final = DriveWear()
+
+
+@dataclass(frozen=True, slots=True)
+class ShelfDrive:
+    """``segments``: of the drive, whose number its geometry has. ``domain``: as in
+    :class:`~meshfusion.jbof.wear.state.DriveState`."""
+
+    segments: SegmentTable
+    takes_segments: bool = True
+    wear: DriveWear = UNKNOWN_WEAR
+    domain: tuple[str, ...] = ()
+
+    @property
+    def number(self) -> int:
+        return self.segments.geometry.drive_number
+
+
+@dataclass(frozen=True, slots=True)
+class ShelfGeometry:
+    """What the segments of all drives have in common, and how many there are on the drives that are here."""
+
+    lba_bytes: int
+    segment_bytes: int
+    max_extent_lba_count: int
+    segment_count: int
+
+    @property
+    def capacity_bytes(self) -> int:
+        return self.segment_bytes * self.segment_count
+
+
+@dataclass(slots=True)
+class _Failures:
+    in_a_row: int = 0
+    passed_over_until: int = 0  # counted in openings on any drive
+
+
+class Shelf:
+    """``drives``: of one pool, each with a number of its own, all with segments of one size. ``last_opened_seq``: of
+    all segments of the pool, those on drives that are not here too: openings are numbered over all of them."""
+
+    def __init__(self, drives: Iterable[ShelfDrive], last_opened_seq: int = 0) -> None:
+        self._drives = {drive.number: drive for drive in drives}
+        assert self._drives, "a shelf without drives"
+        self.geometry = _geometry([drive.segments.geometry for drive in self._drives.values()])
+        self._last_seq = last_opened_seq
+        self._stripe: list[int] = []  # numbers of the drives with an open segment each
+        self._place = 0  # of the next shard in the stripe
+        self._credits: Mapping[str, float] = {}
+        self._openings = 0
+        self._failures = {number: _Failures() for number in self._drives}
+
+    # ---- one drive's affair --------------------------------------------------------------------------------------
+
+    def _of(self, segment: int) -> SegmentTable:
+        return self._drives[drive_of_segment(segment)].segments
+
+    def generation(self, segment: int) -> int:
+        return self._of(segment).generation(segment)
+
+    def is_readable(self, segment: int, generation: int) -> bool:
+        """As of one drive; no segment of a drive that is not here is."""
+        drive = self._drives.get(drive_of_segment(segment))
+        return drive is not None and drive.segments.is_readable(segment, generation)
+
+    def pin_read(self, segment: int) -> None:
+        self._of(segment).pin_read(segment)
+
+    def unpin_read(self, segment: int) -> None:
+        self._of(segment).unpin_read(segment)
+
+    def pin_write(self, segment: int) -> None:
+        self._of(segment).pin_write(segment)
+
+    def unpin_write(self, segment: int) -> None:
+        self._of(segment).unpin_write(segment)
+
+    def pins(self, segment: int) -> tuple[int, int]:
+        """How many (readers, writers) pin the segment."""
+        return self._of(segment).pins(segment)
+
+    def used(self, segment: int, now_s: float) -> None:
+        self._of(segment).used(segment, now_s)
+
+    def summarizing(self, record: SegmentRecord) -> None:
+        self._of(record.segment).summarizing(record)
+
+    def summarized(self, record: SegmentRecord, *, worked: bool) -> None:
+        self._of(record.segment).summarized(record, worked=worked)
+
+    # ---- all drives ----------------------------------------------------------------------------------------------
+
+    @property
+    def read_pinned_count(self) -> int:
+        return sum(drive.segments.read_pinned_count for drive in self._drives.values())
+
+    def counts(self) -> SegmentCounts:
+        each = [drive.segments.counts() for drive in self._drives.values()]
+        return SegmentCounts(
+            free=sum(counts.free for counts in each),
+            open=sum(counts.open for counts in each),
+            sealed=sum(counts.sealed for counts in each),
+            opening=sum(counts.opening for counts in each),
+        )
+
+    def settled(self) -> tuple[SegmentRecord, ...]:
+        """As of one drive. What cannot be written any more cannot be summarized either."""
+        takers = (drive.segments for drive in self._drives.values() if drive.takes_segments)
+        return tuple(record for segments in takers for record in segments.settled())
+
+    # ---- appending -----------------------------------------------------------------------------------------------
+
+    def allocate(self, lba_count: int) -> Allocation | None:
+        """Append to the open segment of the drive whose turn it is, or None when it has no room or none is open."""
+        number = self._drive_in_turn()
+        found = None if number is None else self._drives[number].segments.allocate(lba_count)
+        if found is not None:
+            self._next_turn()
+        return found
+
+    def allocate_elsewhere(self, lba_count: int) -> Allocation | None:
+        """Append to any open segment that has room: for when nothing can be opened."""
+        for number in self._stripe:
+            found = self._drives[number].segments.allocate(lba_count)
+            if found is not None:
+                self._next_turn()
+                return found
+        return None
+
+    def open_next(self, now_s: float, may_reclaim: Callable[[int], bool]) -> SegmentRecord | None:
+        """Open a segment for the place in the stripe whose turn it is: see
+        :meth:`~meshfusion.jbof.segments.SegmentTable.open_next`. What was open there is sealed, on whatever drive."""
+        before = self._drive_in_turn()
+        choice = self._choose(before, may_reclaim)
+        if choice is None:
+            return None
+        number = int(choice.drive_id)
+        segments = self._drives[number].segments
+        segments.number_openings_after(self._last_seq)
+        record = segments.open_next(now_s, may_reclaim)
+        assert record is not None, f"drive {number} was chosen and has nothing to open"
+        if before is None:
+            self._place = len(self._stripe)
+            self._stripe.append(number)
+        else:
+            if before != number:
+                self._drives[before].segments.close_current()
+            self._stripe[self._place] = number
+        self._credits = choice.credits
+        self._last_seq = record.opened_seq
+        self._openings += 1
+        return record
+
+    def opened(self, record: SegmentRecord) -> None:
+        self._of(record.segment).opened(record)
+        self._failures[drive_of_segment(record.segment)].in_a_row = 0
+
+    def open_failed(self, record: SegmentRecord) -> None:
+        """As of one drive; which leaves the stripe, and is passed over for a while where there are others."""
+        self._of(record.segment).open_failed(record)
+        number = drive_of_segment(record.segment)
+        failures = self._failures[number]
+        failures.passed_over_until = self._openings + (PASSED_OVER_OPENINGS << min(failures.in_a_row, _MOST_DOUBLINGS))
+        failures.in_a_row += 1
+        left = [other for other in self._stripe if other != number][: self._width()]
+        for gone in set(self._stripe) - set(left):
+            self._drives[gone].segments.close_current()
+        self._stripe = left
+
+    def _takers(self) -> list[ShelfDrive]:
+        """Drives that take segments: those that are not passed over, unless all are."""
+        takers = [drive for drive in self._drives.values() if drive.takes_segments]
+        return [drive for drive in takers if self._failures[drive.number].passed_over_until <= self._openings] or takers
+
+    def _width(self) -> int:
+        return stripe_width(len(self._takers()))
+
+    def _next_turn(self) -> None:
+        """Only now may the stripe have become wider: what was just opened takes the shard it was opened for."""
+        self._place = (self._place + 1) % max(1, self._width())
+
+    def _drive_in_turn(self) -> int | None:
+        """None: its place is not taken yet."""
+        return self._stripe[self._place] if self._place < len(self._stripe) else None
+
+    def _choose(self, before: int | None, may_reclaim: Callable[[int], bool]) -> Choice | None:
+        """The drive of the next segment, apart from those of the stripe's other places."""
+        others = [number for number in self._stripe if number != before]
+        states = [_state(drive, may_reclaim) for drive in self._takers() if drive.number not in others]
+        states += [_state(self._drives[number], _never, is_open=True) for number in others]
+        found = choose_drive(
+            states,
+            target_shares(states),
+            self._credits,
+            segment_bytes=self.geometry.segment_bytes,
+            beside=[str(number) for number in others],
+        )
+        return found if isinstance(found, Choice) else None
+
+
+def stripe_width(writable_drives: int) -> int:
+    """On how many of the drives that take segments one is open: two of three, so that wear can be steered by which.
+    Of two drives both: they are written alike, and what is read comes from both."""
+    return writable_drives if writable_drives <= 2 else writable_drives - writable_drives // 3
+
+
+def _geometry(each: Sequence[SegmentGeometry]) -> ShelfGeometry:
+    first = each[0]
+    sizes = {(geometry.lba_bytes, geometry.segment_lba_count) for geometry in each}
+    assert len(sizes) == 1, f"drives of one pool with different segments: {sizes}"
+    return ShelfGeometry(
+        lba_bytes=first.lba_bytes,
+        segment_bytes=first.segment_bytes,
+        max_extent_lba_count=first.max_extent_lba_count,
+        segment_count=sum(geometry.segment_count for geometry in each),
+    )
+
+
+def _never(_: int) -> bool:
+    return False
+
+
+def _state(drive: ShelfDrive, may_reclaim: Callable[[int], bool], *, is_open: bool = False) -> DriveState:
+    """``is_open``: it has a segment in the stripe, and takes no other one."""
+    segments, wear = drive.segments, drive.wear
+    free = segments.free_count
+    return DriveState(
+        drive_id=str(drive.number),
+        domain=drive.domain,
+        accepts_segments=True,
+        segment_count=segments.geometry.segment_count,
+        free_segments=free,
+        # Whether there is one is all that the choice asks; counting them would take a look at each.
+        reclaimable_segments=int(free == 0 and segments.has_victim(may_reclaim)),
+        openings_left=0 if is_open else 1,
+        percentage_used=wear.percentage_used,
+        bytes_written=wear.bytes_written,
+        rated_endurance_bytes=wear.rated_endurance_bytes or segments.geometry.capacity_bytes,
+        budget_left_bytes=wear.budget_left_bytes,
+    )
+
+
+__all__ = ["PASSED_OVER_OPENINGS", "UNKNOWN_WEAR", "DriveWear", "Shelf", "ShelfDrive", "ShelfGeometry", "stripe_width"]

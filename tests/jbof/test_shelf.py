@@ -1,0 +1,307 @@
+"""A shelf: where segments are opened and shards go, and that each drive keeps the rules of segments."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from meshfusion.jbof.pool_addresses import drive_of_segment
+from meshfusion.jbof.segments import SegmentCounts, SegmentGeometry, SegmentRecord, SegmentTable
+from meshfusion.jbof.shelf import PASSED_OVER_OPENINGS, DriveWear, Shelf, ShelfDrive, stripe_width
+
+SEGMENTS = 4
+FULL = 10  # blocks of an extent that fills a segment
+
+
+def anything(_: int) -> bool:
+    return True
+
+
+def drive(
+    number: int,
+    *,
+    segments: int = SEGMENTS,
+    takes: bool = True,
+    wear: DriveWear | None = None,
+    records: Iterable[SegmentRecord] = (),
+) -> ShelfDrive:
+    table = SegmentTable(SegmentGeometry(4096, 256, 12, segments, number), records)
+    return ShelfDrive(table, takes, wear or DriveWear())
+
+
+def shelf_of(count: int) -> Shelf:
+    return Shelf(drive(number) for number in range(count))
+
+
+def put(shelf: Shelf, lba_count: int = FULL, now_s: float = 0.0) -> int | None:
+    """The segment that took so many blocks; openings work at once."""
+    allocation = shelf.allocate(lba_count)
+    if allocation is None:
+        record = shelf.open_next(now_s, anything)
+        if record is not None:
+            shelf.opened(record)
+        allocation = shelf.allocate(lba_count) if record is not None else shelf.allocate_elsewhere(lba_count)
+    return None if allocation is None else allocation.segment
+
+
+def drives_of(segments: Iterable[int | None]) -> Counter[int]:
+    return Counter(drive_of_segment(segment) for segment in segments if segment is not None)
+
+
+def test_one_drive_is_as_its_own_table() -> None:
+    shelf, table = shelf_of(1), SegmentTable(SegmentGeometry(4096, 256, 12, SEGMENTS))
+    for now_s in range(9):
+        allocation = table.allocate(4)
+        if allocation is None:
+            record = table.open_next(float(now_s), anything)
+            assert record is not None
+            table.opened(record)
+            allocation = table.allocate(4)
+        assert allocation is not None
+        assert put(shelf, 4, float(now_s)) == allocation.segment
+    assert shelf.counts() == table.counts()
+
+
+def test_neighbours_go_to_different_drives() -> None:
+    shelf = shelf_of(2)
+    segments = [put(shelf, 2) for _ in range(8)]
+    assert sorted(set(segments), key=str) == [0, 1 << 24]
+    assert all(one != next_one for one, next_one in pairwise(segments))
+
+
+def test_the_stripe_leaves_drives_to_choose_from() -> None:
+    assert [stripe_width(count) for count in (0, 1, 2, 3, 4, 6, 12, 24)] == [0, 1, 2, 2, 3, 4, 8, 16]
+    shelf = shelf_of(6)
+    assert len(drives_of(put(shelf, 1) for _ in range(40))) == 4
+    assert shelf.counts().open == 4
+
+
+def test_alike_drives_get_as_many_openings() -> None:
+    got = drives_of(put(shelf, FULL, float(i)) for shelf in [shelf_of(6)] for i in range(120))
+    assert set(got) == set(range(6))
+    assert max(got.values()) - min(got.values()) <= 4
+
+
+def test_a_worn_drive_gets_less() -> None:
+    worn = drive(0, wear=DriveWear(percentage_used=20, bytes_written=0, rated_endurance_bytes=1 << 40))
+    others = [drive(number, wear=DriveWear(rated_endurance_bytes=1 << 40)) for number in range(1, 6)]
+    shelf = Shelf([worn, *others])
+    got = drives_of(put(shelf, FULL, float(i)) for i in range(120))
+    assert got[0] < min(got[number] for number in range(1, 6)) / 2
+
+
+def test_a_drive_without_budget_gets_nothing() -> None:
+    spent = drive(0, wear=DriveWear(budget_left_bytes=12 * 4096 - 1))
+    shelf = Shelf([spent, drive(1)])
+    assert set(drives_of(put(shelf, FULL, float(i)) for i in range(12))) == {1}
+
+
+def test_what_takes_no_segments_is_still_read() -> None:
+    kept = SegmentRecord(1, 7, 3)
+    shelf = Shelf([drive(0, takes=False, records=[kept]), drive(1)], last_opened_seq=3)
+    assert shelf.is_readable(1, 7)
+    assert set(drives_of(put(shelf, FULL, float(i)) for i in range(9))) == {1}
+    assert shelf.is_readable(1, 7), "and nothing of it is reclaimed"
+    assert {drive_of_segment(record.segment) for record in shelf.settled()} == {1}, "segment 1 is due, and stays so"
+    shelf.pin_read(1)
+    assert (shelf.pins(1), shelf.read_pinned_count) == ((1, 0), 1)
+
+
+def test_nothing_is_readable_on_a_drive_that_is_not_here() -> None:
+    shelf = Shelf([drive(1, records=[SegmentRecord((1 << 24) + 2, 5, 9)])], last_opened_seq=20)
+    assert shelf.is_readable((1 << 24) + 2, 5)
+    assert not shelf.is_readable((1 << 24) + 2, 4)
+    assert not shelf.is_readable(2, 5)
+    assert not shelf.is_readable((1 << 24) + SEGMENTS, 0)
+    record = shelf.open_next(0.0, anything)
+    assert record is not None
+    assert record.opened_seq == 21, "openings are numbered over all drives, those that are away too"
+
+
+def test_without_any_drive_that_takes_segments_nothing_is_opened() -> None:
+    shelf = Shelf([drive(0, takes=False)])
+    assert shelf.allocate(1) is None
+    assert shelf.open_next(0.0, anything) is None
+    assert shelf.allocate_elsewhere(1) is None
+    assert shelf.counts() == SegmentCounts(free=4, open=0, sealed=0, opening=0)
+
+
+def test_room_elsewhere_is_used_when_nothing_can_be_opened() -> None:
+    shelf = Shelf([drive(0, segments=1), drive(1, segments=1)])
+    assert {put(shelf, 6), put(shelf, 6)} == {0, 1 << 24}
+    for segment in (0, 1 << 24):
+        shelf.pin_write(segment)
+    assert put(shelf, 3) is not None
+    assert put(shelf, 3) is not None
+    assert put(shelf, 3) is None
+
+
+def test_a_drive_whose_openings_fail_is_passed_over_and_tried_again() -> None:
+    shelf = shelf_of(2)
+    first = shelf.open_next(0.0, anything)
+    assert first is not None
+    shelf.open_failed(first)
+    bad = drive_of_segment(first.segment)
+    got = [put(shelf, FULL, float(i)) for i in range(PASSED_OVER_OPENINGS - 1)]
+    assert bad not in drives_of(got)
+    assert bad in drives_of(put(shelf, FULL, float(i)) for i in range(20, 24))
+
+
+def test_when_all_drives_fail_all_are_tried() -> None:
+    shelf = shelf_of(2)
+    tried = []
+    for i in range(6):
+        record = shelf.open_next(float(i), anything)
+        assert record is not None
+        shelf.open_failed(record)
+        tried.append(drive_of_segment(record.segment))
+    assert set(tried) == {0, 1}
+    assert put(shelf) is not None
+
+
+def test_our_own_mistakes_are_caught() -> None:
+    with pytest.raises(AssertionError):
+        Shelf([])
+    with pytest.raises(AssertionError):
+        Shelf([drive(0), ShelfDrive(SegmentTable(SegmentGeometry(4096, 256, 16, 4, 1)))])
+
+
+class Shelves(RuleBasedStateMachine):
+    """Against a model: no block of any drive is handed out twice under one generation, no pinned segment is reopened,
+    openings are numbered in order over all drives and restarts, whichever drives come and go with these."""
+
+    @initialize(counts=st.lists(st.integers(1, 4), min_size=1, max_size=4))
+    def begin(self, counts: list[int]) -> None:
+        self.sizes = counts
+        self.durable: dict[int, SegmentRecord] = {}
+        self.generations: Counter[int] = Counter()
+        self.last_seq = 0
+        self.now_s = 0.0
+        self.handed_out: set[tuple[int, int, int]] = set()
+        self.start(set(range(len(counts))), set(range(len(counts))))
+
+    def start(self, here: set[int], takers: set[int]) -> None:
+        self.here, self.takers = here, takers
+        self.pending: list[SegmentRecord] = []
+        self.pins: list[tuple[str, int]] = []
+        self.shelf = Shelf(
+            (
+                drive(
+                    number,
+                    segments=self.sizes[number],
+                    takes=number in takers,
+                    records=[record for i, record in self.durable.items() if drive_of_segment(i) == number],
+                )
+                for number in sorted(here)
+            ),
+            max((record.opened_seq for record in self.durable.values()), default=0),
+        )
+
+    @rule(data=st.data())
+    def restart(self, data: st.DataObject) -> None:
+        """Of what was not settled, some is durable; some drives are away, and some take no segments."""
+        for record in self.pending:
+            if data.draw(st.booleans()):
+                self.durable[record.segment] = record
+        numbers = range(len(self.sizes))
+        here = data.draw(st.sets(st.sampled_from(numbers), min_size=1))
+        self.generations = Counter({i: record.generation for i, record in self.durable.items()})
+        self.last_seq = max((record.opened_seq for record in self.durable.values()), default=0)
+        # What was handed out under an opening that is not durable never left.
+        self.handed_out = {place for place in self.handed_out if place[2] <= self.generations[place[0]]}
+        self.start(here, data.draw(st.sets(st.sampled_from(sorted(here)))))
+
+    @rule(lba_count=st.integers(1, 10), elsewhere=st.booleans())
+    def allocate(self, lba_count: int, elsewhere: bool) -> None:
+        found = (self.shelf.allocate_elsewhere if elsewhere else self.shelf.allocate)(lba_count)
+        if found is None:
+            return
+        number = drive_of_segment(found.segment)
+        assert number in self.takers
+        assert found.generation == self.generations[found.segment]
+        first = 256 + 12 * (found.segment & 0xFFFFFF)
+        assert first + 1 <= found.lba
+        assert found.lba + lba_count <= first + 11
+        places = {(found.segment, found.lba + i, found.generation) for i in range(lba_count)}
+        assert not places & self.handed_out
+        self.handed_out |= places
+
+    @rule()
+    def open_next(self) -> None:
+        self.now_s += 1
+        record = self.shelf.open_next(self.now_s, anything)
+        if record is None:
+            return
+        assert drive_of_segment(record.segment) in self.takers
+        assert record.generation == self.generations[record.segment] + 1
+        assert record.opened_seq == self.last_seq + 1
+        assert record.segment not in [segment for _, segment in self.pins]
+        self.last_seq = record.opened_seq
+        self.generations[record.segment] = record.generation
+        self.pending.append(record)
+        assert self.shelf.allocate(10) is not None, "what was opened has room for the longest extent"
+
+    @precondition(lambda self: self.pending)
+    @rule(works=st.integers(0, 3))
+    def settle(self, works: int) -> None:
+        record = self.pending.pop(0)
+        if works:
+            self.durable[record.segment] = record
+            self.shelf.opened(record)
+        else:
+            self.shelf.open_failed(record)
+
+    @rule(kind=st.sampled_from(("read", "write")), data=st.data())
+    def pin(self, kind: str, data: st.DataObject) -> None:
+        segment = data.draw(st.sampled_from(self.segments()))
+        if self.shelf.is_readable(segment, self.generations[segment]):
+            (self.shelf.pin_read if kind == "read" else self.shelf.pin_write)(segment)
+            self.pins.append((kind, segment))
+
+    @precondition(lambda self: self.pins)
+    @rule()
+    def unpin(self) -> None:
+        kind, segment = self.pins.pop()
+        (self.shelf.unpin_read if kind == "read" else self.shelf.unpin_write)(segment)
+
+    @rule()
+    def summarize(self) -> None:
+        for record in self.shelf.settled():
+            assert ("write", record.segment) not in self.pins
+            assert drive_of_segment(record.segment) in self.takers
+            self.shelf.summarizing(record)
+            self.shelf.summarized(record, worked=True)
+            assert replace(self.durable[record.segment], is_summarized=True) == record
+            self.durable[record.segment] = record
+
+    def segments(self) -> list[int]:
+        return [(number << 24) + i for number, size in enumerate(self.sizes) for i in range(size)]
+
+    @invariant()
+    def readable_is_what_is_durable_and_here(self) -> None:
+        opening = {record.segment for record in self.pending}
+        for segment in self.segments():
+            if drive_of_segment(segment) not in self.here:
+                assert not self.shelf.is_readable(segment, self.generations[segment])
+            elif segment in self.durable and segment not in opening:
+                known = self.durable[segment].generation == self.generations[segment]
+                assert self.shelf.is_readable(segment, self.generations[segment]) == known
+
+    @invariant()
+    def counts_add_up(self) -> None:
+        counts = self.shelf.counts()
+        total = sum(self.sizes[number] for number in self.here)
+        assert counts.free + counts.open + counts.sealed + counts.opening == total == self.shelf.geometry.segment_count
+        assert counts.opening == len(self.pending)
+        assert counts.open <= max(1, len(self.takers)), "no more than one on each drive"
+
+
+TestShelves = Shelves.TestCase
+TestShelves.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
