@@ -34,9 +34,10 @@ from meshfusion.dpu.pool_medium import FileMedium, PoolMedium
 from meshfusion.dpu.pool_status import list_chunks, status_of
 from meshfusion.dpu.pool_writer import TransactionWriter
 from meshfusion.dpu.store.checks import refuse_other_exports, refuse_unserved
-from meshfusion.dpu.store.store import NAMESPACE, Reply, Step, Store, StoreOptions
+from meshfusion.dpu.store.store import Reply, Step, Store, StoreOptions
 from meshfusion.jbof.errors import MeshFusionError, UnsupportedError
 from meshfusion.jbof.label import Label
+from meshfusion.jbof.pool_addresses import namespace_of
 from meshfusion.jbof.segments import SegmentTable
 
 logger = logging.getLogger("meshfusion.pool")
@@ -181,7 +182,7 @@ class Pool:
         export = None if is_local else self._admit(holder_id, max(0.0, end_s - time.monotonic()))
         geometry = geometry_of(self._label)
         namespace = api.Namespace(
-            nsid=NAMESPACE,
+            nsid=namespace_of(self._label.drive_number),
             path=str(self._layout.data.absolute()) if is_local else "",
             lba_bytes=geometry.lba_bytes,
             lba_count=geometry.data_start_lba + geometry.segment_count * geometry.segment_lba_count,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from meshfusion.dpu.api.types import ChunkRecord, GroupKeys
-from meshfusion.jbof.segments import SegmentTable
+from meshfusion.dpu.store.segments import Segments
 
 Find = Callable[[GroupKeys, int], ChunkRecord | None]  # the servable record of a group's chunk
 
@@ -29,7 +29,7 @@ class Boundary:
     is_shortened: bool
 
 
-def longest_boundary(groups: Sequence[GroupKeys], find: Find, segments: SegmentTable, pinned_max: int) -> Boundary:
+def longest_boundary(groups: Sequence[GroupKeys], find: Find, segments: Segments, pinned_max: int) -> Boundary:
     """``pinned_max``: segments that may be pinned by leases, with those that are pinned already.
 
     A boundary that takes no chunk at all is none: nothing stored would speak for it.
@@ -69,7 +69,7 @@ class _Load:
     """The segments that needed chunks lie in. A segment that is pinned already costs nothing: what many requests share
     is pinned once."""
 
-    def __init__(self, segments: SegmentTable) -> None:
+    def __init__(self, segments: Segments) -> None:
         self._table = segments
         self.segments: dict[int, int] = {}  # segment -> needed shards in it
         self.unpinned_count = 0

@@ -10,9 +10,9 @@ from meshfusion.dpu.api import types as api
 from meshfusion.dpu.api.limits import MAX_GROUPS, MAX_SHARDS
 from meshfusion.dpu.store.effects import HolderRecord
 from meshfusion.dpu.store.grants import Grant
+from meshfusion.dpu.store.segments import SegmentSizes
 from meshfusion.jbof.errors import ConfigError, ServiceError, UnsupportedError
 from meshfusion.jbof.format import header_lba_count, shard_lba_count, unit_lba_count
-from meshfusion.jbof.segments import SegmentGeometry
 
 SERVED_TENANT = "default"
 
@@ -59,7 +59,7 @@ def refuse_other_exports(former: Iterable[HolderRecord], exported_as: str) -> No
         )
 
 
-def refuse_item(item: api.ReserveItem, geometry: SegmentGeometry) -> None:
+def refuse_item(item: api.ReserveItem, geometry: SegmentSizes) -> None:
     """Raises for a chunk that is not served yet or cannot fit a segment."""
     ranks = [shard.rank for shard in item.shards]
     if item.copies != 1 or not 0 <= item.group < MAX_GROUPS or not _are_shards(ranks):

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from meshfusion.dpu.api.types import Extent, ReserveItem
-from meshfusion.jbof.segments import SegmentTable
+from meshfusion.dpu.store.segments import Segments
 
 
 class GrantState(enum.Enum):
@@ -35,7 +35,7 @@ class Grant:
 class GrantTable:
     """All grants whose fate is not known yet."""
 
-    def __init__(self, segments: SegmentTable, *, epoch: int, ttl_s: float) -> None:
+    def __init__(self, segments: Segments, *, epoch: int, ttl_s: float) -> None:
         self._segments = segments
         self._epoch = epoch  # part of every id: a late message from an earlier epoch must not name a grant of this one
         self._ttl_s = ttl_s

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from meshfusion.jbof.segments import SegmentTable
+from meshfusion.dpu.store.segments import Segments
 
 
 @dataclass(slots=True)
@@ -24,7 +24,7 @@ class Lease:
 class LeaseTable:
     """All live leases. Every lease pins each of its segments once."""
 
-    def __init__(self, segments: SegmentTable, *, epoch: int, ttl_s: float) -> None:
+    def __init__(self, segments: Segments, *, epoch: int, ttl_s: float) -> None:
         self._segments = segments
         self._epoch = epoch  # part of every id: a late message from an earlier epoch must not name a lease of this one
         self._ttl_s = ttl_s

@@ -32,9 +32,11 @@ from meshfusion.dpu.store.effects import (
 from meshfusion.dpu.store.grants import Grant, GrantState, GrantTable
 from meshfusion.dpu.store.holders import Holder, HolderTable
 from meshfusion.dpu.store.leases import LeaseTable
+from meshfusion.dpu.store.segments import Segments
 from meshfusion.jbof.errors import StaleHolderError
 from meshfusion.jbof.format import shard_lba_count
-from meshfusion.jbof.segments import SegmentRecord, SegmentTable
+from meshfusion.jbof.pool_addresses import drive_of_segment, namespace_of
+from meshfusion.jbof.segments import SegmentRecord
 
 Reply = TypeVar("Reply", covariant=True)
 AnyReply = TypeVar("AnyReply")
@@ -43,7 +45,6 @@ SAVE_RETRY_S = 10.0  # after a failed transaction, saves are refused this long b
 SUMMARIES_AT_ONCE = 16  # what waits behind them is held up no longer than that takes
 # What their holder says of them does not matter any more.
 _SETTLED_ELSEWHERE = (GrantState.COMMITTING, GrantState.DOUBTFUL)
-NAMESPACE = 1  # one namespace so far; extents carry it so that more can come
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,7 @@ class Store:
 
     def __init__(
         self,
-        segments: SegmentTable,
+        segments: Segments,
         options: StoreOptions,
         *,
         epoch: int,
@@ -478,13 +479,17 @@ class Store:
         allocation = self.segments.allocate(lba_count)
         if allocation is None:
             record = self.segments.open_next(now_s, self._may_reclaim)
-            if record is None:
-                return None
-            pending.opened.append(record)
-            self.counters["segments_opened"] += 1
-            allocation = self.segments.allocate(lba_count)
-            assert allocation is not None
-        return api.Extent(NAMESPACE, allocation.segment, allocation.lba, allocation.lba_count, allocation.generation)
+            if record is not None:
+                pending.opened.append(record)
+                self.counters["segments_opened"] += 1
+                allocation = self.segments.allocate(lba_count)
+                assert allocation is not None
+            else:
+                allocation = self.segments.allocate_elsewhere(lba_count)
+        if allocation is None:
+            return None
+        namespace = namespace_of(drive_of_segment(allocation.segment))
+        return api.Extent(namespace, allocation.segment, allocation.lba, allocation.lba_count, allocation.generation)
 
     def _may_reclaim(self, segment: int) -> bool:
         """Nothing is reclaimed until every holder of an earlier epoch has re-asserted itself or is fenced."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from meshfusion.dpu.api import types as api
 from meshfusion.jbof.format import shard_lba_count
+from meshfusion.jbof.pool_addresses import pool_lba
 from tests.sim.medium import Token
 
 UNIT_BYTES = 4096
@@ -28,7 +29,8 @@ IDENTITIES = (b"A" * api.IDENTITY_BYTES, b"B" * api.IDENTITY_BYTES)
 
 @dataclass
 class Work:
-    """A grant as its holder sees it. ``planned``: blocks not submitted yet; ``in_flight``: landing at any time."""
+    """A grant as its holder sees it. ``planned``: blocks (pool LBAs) not submitted yet; ``in_flight``: landing at any
+    time."""
 
     grant_id: str
     item: api.ReserveItem = field(repr=False)
@@ -85,7 +87,7 @@ class Host:
 def make_work(host: Host, item: api.ReserveItem, result: api.ReserveResult, expires_s: float) -> Work:
     planned = [
         (
-            extent.lba + offset,
+            pool_lba(extent.namespace, extent.lba) + offset,
             Token(
                 item.key,
                 host.identity,

@@ -42,7 +42,7 @@ class Token(NamedTuple):
 
 
 class Medium:
-    """Logical blocks behind a volatile write cache."""
+    """Logical blocks of all drives, by their pool LBAs, behind volatile write caches."""
 
     def __init__(self) -> None:
         self.durable: dict[int, Token] = {}
@@ -113,6 +113,7 @@ class IndexModel:
                 for theirs in other.shards:
                     apart = (
                         other is record
+                        or theirs.extent.namespace != extent.namespace
                         or theirs.extent.lba >= extent.lba + extent.lba_count
                         or extent.lba >= theirs.extent.lba + theirs.extent.lba_count
                     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +11,7 @@ from meshfusion.dpu.store.grants import GrantState
 from meshfusion.dpu.store.holders import HolderTable
 from meshfusion.dpu.store.store import Step, Store
 from meshfusion.jbof.segments import SegmentRecord, SegmentTable
+from meshfusion.jbof.shelf import Shelf, ShelfDrive
 from tests.sim.service import Rules
 
 
@@ -29,11 +30,11 @@ class _IgnoresPins(SegmentTable):
     pins_ignored = ""
 
     def open_next(self, now_s: float, may_reclaim: Callable[[int], bool]) -> SegmentRecord | None:
-        pins = [getattr(segment, self.pins_ignored) for segment in self._segments]
-        for segment in self._segments:
+        pins = [getattr(segment, self.pins_ignored) for segment in self._segments.values()]
+        for segment in self._segments.values():
             setattr(segment, self.pins_ignored, 0)
         record = super().open_next(now_s, may_reclaim)
-        for segment, count in zip(self._segments, pins, strict=True):
+        for segment, count in zip(self._segments.values(), pins, strict=True):
             setattr(segment, self.pins_ignored, count)
         return record
 
@@ -218,6 +219,24 @@ class TakesLockForFence(Store):
         return super().holder_is_gone(now_s, holder_id)
 
 
+class OpensOnDrivesThatAreOnlyRead(Shelf):
+    def __init__(self, drives: Iterable[ShelfDrive], last_opened_seq: int = 0) -> None:
+        super().__init__((replace(drive, takes_segments=True) for drive in drives), last_opened_seq)
+
+
+class CountsPinsOfOneDrive(Shelf):
+    @property
+    def read_pinned_count(self) -> int:
+        return next(iter(self._drives.values())).segments.read_pinned_count
+
+
+MUTANTS_WITH_DRIVES: dict[str, Rules] = {
+    "opens segments on drives that are only read": Rules(shelf=OpensOnDrivesThatAreOnlyRead),
+    "counts one drive's pins": Rules(shelf=CountsPinsOfOneDrive),
+    "takes a free lock for a target's fence": Rules(store=TakesLockForFence),
+    "ignores write pins": Rules(segments=IgnoresWritePins),
+    "skips the generation": Rules(segments=SkipsGeneration),
+}
 MUTANTS: dict[str, Rules] = {
     "skips the generation": Rules(segments=SkipsGeneration),
     "ignores read pins": Rules(segments=IgnoresReadPins),

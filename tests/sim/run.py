@@ -11,7 +11,7 @@ from meshfusion.dpu.api import types as api
 from tests.sim import actions
 from tests.sim import host as hosts
 from tests.sim.medium import Violation, must
-from tests.sim.service import GEOMETRY, OPTIONS, Rules
+from tests.sim.service import MAX_EXTENT_LBA_COUNT, OPTIONS, SEGMENT_COUNT, Rules
 from tests.sim.world import World
 
 STEPS = 2000
@@ -77,8 +77,9 @@ def wind_down(world: World) -> None:
     while any(host.in_flight for host in world.hosts):
         world.now_s += 100.0
         world.land_write()
-    if world.service is None:
-        world.start_service()
+    if world.service is None or world.service.drives != dict.fromkeys(world.drives, True):
+        world.crash_service()
+        world.start_service(is_whole=True)
     service = world.service
     assert service is not None
     for _ in range(3):
@@ -102,21 +103,22 @@ def _fill(world: World) -> None:
     assert service is not None
     outcomes: list[api.ReserveOutcome] = []
     service.submit(service.store.attach(world.now_s, hosts.attach_request(host)), lambda _: None)
-    for i in range(GEOMETRY.segment_count + 1):
+    for i in range(SEGMENT_COUNT + 1):
         while service.is_busy:
             world.sync()
-        item = hosts.full_segment_item(b"fill" + bytes([i]) * 28, GEOMETRY.max_extent_lba_count)
+        item = hosts.full_segment_item(b"fill" + bytes([i]) * 28, MAX_EXTENT_LBA_COUNT)
         request = api.ReserveRequest(host.holder_id, service.store.epoch, (item,))
         reserved = service.store.reserve(world.now_s, request, {})
         outcomes.append(reserved.reply.results[0].outcome)
         service.submit(reserved, lambda _: None)
-    full = [api.ReserveOutcome.GRANTED] * GEOMETRY.segment_count + [api.ReserveOutcome.NO_SPACE]
+    full = [api.ReserveOutcome.GRANTED] * SEGMENT_COUNT + [api.ReserveOutcome.NO_SPACE]
     must(outcomes == full, "the pool lost capacity", outcomes)
 
 
-def run(seed: int, steps: int = STEPS, rules: Rules | None = None) -> Counter[str]:
-    """One world from ``seed``. Returns what happened how often; raises :class:`SimulationFailed`."""
-    world = World(seed, rules)
+def run(seed: int, steps: int = STEPS, rules: Rules | None = None, *, drives: int = 1) -> Counter[str]:
+    """One world from ``seed``, with 1 or 3 drives. Returns what happened how often; raises
+    :class:`SimulationFailed`."""
+    world = World(seed, rules, drives)
     done = 0
     try:
         while done < steps:
@@ -125,7 +127,8 @@ def run(seed: int, steps: int = STEPS, rules: Rules | None = None) -> Counter[st
         wind_down(world)
     except AssertionError as error:  # a rule of ours, or an assertion of the code itself
         raise SimulationFailed(
-            f"seed {seed}, step {done}: {error}\nagain: python -m tests.sim.run --seed {seed} --steps {steps}"
+            f"seed {seed}, step {done}: {error}\n"
+            f"again: python -m tests.sim.run --seed {seed} --steps {steps} --drives {drives}"
         ) from error
     return world.seen
 
@@ -135,11 +138,12 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--worlds", type=int, default=1, help="how many seeds, from --seed on")
+    parser.add_argument("--drives", type=int, choices=(1, 3), default=1)
     options = parser.parse_args()
     began_s = time.monotonic()
     seen: Counter[str] = Counter()
     for seed in range(options.seed, options.seed + options.worlds):
-        seen += run(seed, options.steps)
+        seen += run(seed, options.steps, drives=options.drives)
     for name, count in sorted(seen.items()):
         print(f"{count:>10}  {name}")
     print(f"{options.worlds * options.steps} steps in {time.monotonic() - began_s:.1f} s")

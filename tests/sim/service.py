@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from meshfusion.dpu.api import types as api
 from meshfusion.dpu.store.effects import Effect, OpenSegment, PutChunk
 from meshfusion.dpu.store.store import Step, Store, StoreOptions
+from meshfusion.jbof.pool_addresses import drive_of_segment
 from meshfusion.jbof.segments import SegmentGeometry, SegmentTable
+from meshfusion.jbof.shelf import Shelf, ShelfDrive
 from tests.sim.medium import IndexModel
 
-GEOMETRY = SegmentGeometry(lba_bytes=4096, data_start_lba=256, segment_lba_count=14, segment_count=6)
+# One drive, or the same number of segments on three.
+SHELVES = {
+    1: (SegmentGeometry(lba_bytes=4096, data_start_lba=256, segment_lba_count=14, segment_count=6),),
+    3: tuple(SegmentGeometry(4096, 256, 14, 2, drive_number) for drive_number in range(3)),
+}
+SEGMENT_COUNT = 6
+MAX_EXTENT_LBA_COUNT = SHELVES[1][0].max_extent_lba_count
+CAPACITY_BYTES = SHELVES[1][0].capacity_bytes
 OPTIONS = StoreOptions(max_pinned_fraction=0.34, quarantine_max_fraction=0.5)
 
 
@@ -26,6 +35,7 @@ class Rules:
 
     store: type[Store] = Store
     segments: type[SegmentTable] = SegmentTable
+    shelf: type[Shelf] = Shelf
     shows_queued: bool = False
     forgets_on_open: bool = True
     waits_for_drain: bool = True
@@ -40,15 +50,35 @@ class _Waiting:
 
 
 class Service:
-    """One life of the service, from start to crash."""
+    """One life of the service, from start to crash. ``drives``: those that are here, and whether they take segments."""
 
-    def __init__(self, rules: Rules, index: IndexModel, now_s: float, on_opening: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        rules: Rules,
+        index: IndexModel,
+        drives: Mapping[SegmentGeometry, bool],
+        now_s: float,
+        on_opening: Callable[[int], None],
+    ) -> None:
         self._rules = rules
+        self.drives = drives
         self.index = index
         self._on_opening = on_opening
         index.epoch += 1
         self.store = rules.store(
-            rules.segments(GEOMETRY, index.segments.values()),
+            rules.shelf(
+                (
+                    ShelfDrive(
+                        rules.segments(
+                            geometry,
+                            [r for i, r in index.segments.items() if drive_of_segment(i) == geometry.drive_number],
+                        ),
+                        takes_segments,
+                    )
+                    for geometry, takes_segments in drives.items()
+                ),
+                max((record.opened_seq for record in index.segments.values()), default=0),
+            ),
             OPTIONS,
             epoch=index.epoch,
             former_holders=tuple(index.holders.values()),

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 
 from meshfusion.dpu.api import types as api
 from meshfusion.jbof.errors import StaleHolderError
+from meshfusion.jbof.pool_addresses import pool_lba
 from tests.sim import host as hosts
 from tests.sim.host import Host, Work
 from tests.sim.medium import IndexModel, Medium, Token, must
-from tests.sim.service import GEOMETRY, OPTIONS, Rules, Service
+from tests.sim.service import CAPACITY_BYTES, OPTIONS, SHELVES, Rules, Service
 
 HOST_COUNT = 4
 
@@ -39,9 +40,10 @@ class Leased:
 
 
 class World:
-    def __init__(self, seed: int, rules: Rules | None = None) -> None:
+    def __init__(self, seed: int, rules: Rules | None = None, drive_count: int = 1) -> None:
         self.rng = random.Random(seed)
         self.rules = rules or Rules()
+        self.drives = SHELVES[drive_count]
         self.now_s = 0.0
         self.is_calm = False  # no faults for a while, so that the pool fills
         self.medium = Medium()
@@ -63,9 +65,14 @@ class World:
 
     # ---- the service's life --------------------------------------------------------------------------------------
 
-    def start_service(self) -> None:
+    def start_service(self, *, is_whole: bool = False) -> None:
+        """``is_whole``: with all drives as they should be; else some may be away, and some only be read."""
         self.life += 1
-        self.service = Service(self.rules, self.index, self.now_s, self._on_opening)
+        fates = {drive: self.rng.random() if len(self.drives) > 1 and not is_whole else 1.0 for drive in self.drives}
+        here = {drive: fate > 0.3 for drive, fate in fates.items() if fate > 0.15} or dict.fromkeys(self.drives, True)
+        self.seen["lives without a drive"] += len(here) < len(self.drives)
+        self.seen["lives with a drive that is only read"] += not all(here.values())
+        self.service = Service(self.rules, self.index, here, self.now_s, self._on_opening)
         self.probe()
 
     def crash_service(self) -> None:
@@ -233,6 +240,9 @@ class World:
             must(not hit, "opened under a reader", segment, leased)
         self.seen["openings"] += 1
         self.seen["reclaims"] += segment in self.index.segments
+        for drive in self.service.drives if self.service is not None else ():
+            takes = self.service is not None and self.service.drives[drive]
+            must(takes or segment not in drive.segments, "opened on a drive that takes no segments", segment)
 
     def check_bundles(self) -> None:
         """Rule 1: what belongs together is in the index together, at every moment and after every crash."""
@@ -268,7 +278,7 @@ class World:
         for shard in chunk.shards:
             extent = shard.extent
             for offset in range(extent.lba_count):
-                found = self.medium.durable.get(extent.lba + offset)
+                found = self.medium.durable.get(pool_lba(extent.namespace, extent.lba) + offset)
                 must(found is not None, "an offered block was never flushed", chunk, offset)
                 assert found is not None
                 wanted = Token(
@@ -288,10 +298,11 @@ class World:
         store = self.service.store
         counts = store.segments.counts()
         total = counts.free + counts.open + counts.sealed + counts.opening
-        must(total == GEOMETRY.segment_count, "segment counts do not add up", counts)
+        drives = self.service.drives
+        must(total == sum(drive.segment_count for drive in drives), "segment counts do not add up", counts)
         reads: Counter[int] = Counter(s for lease in store.leases for s in lease.segments)
         writes: Counter[int] = Counter(e.segment for grant in store.grants for e in grant.extents)
-        for segment in range(GEOMETRY.segment_count):
+        for segment in (segment for drive in drives for segment in drive.segments):
             pins = store.segments.pins(segment)
             must(pins == (reads[segment], writes[segment]), "pins do not match", segment, pins, reads, writes)
-        must(store.leases.pinned_bytes <= OPTIONS.max_pinned_fraction * GEOMETRY.capacity_bytes, "pinned over the cap")
+        must(store.leases.pinned_bytes <= OPTIONS.max_pinned_fraction * CAPACITY_BYTES, "pinned over the cap")
