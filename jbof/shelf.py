@@ -226,18 +226,22 @@ class Shelf:
         return self._stripe[self._place] if self._place < len(self._stripe) else None
 
     def _choose(self, before: int | None, may_reclaim: Callable[[int], bool]) -> Choice | None:
-        """The drive of the next segment, apart from those of the stripe's other places."""
+        """The drive of the next segment, apart from those of the stripe's other places; one that is passed over only
+        where no other can take it."""
         others = [number for number in self._stripe if number != before]
-        states = [_state(drive, may_reclaim) for drive in self._takers() if drive.number not in others]
-        states += [_state(self._drives[number], _never, is_open=True) for number in others]
-        found = choose_drive(
-            states,
-            target_shares(states),
-            self._credits,
-            segment_bytes=self.geometry.segment_bytes,
-            beside=[str(number) for number in others],
-        )
-        return found if isinstance(found, Choice) else None
+        neighbours = [_state(self._drives[number], _never, is_open=True) for number in others]
+        for candidates in (self._takers(), [drive for drive in self._drives.values() if drive.takes_segments]):
+            free = [_state(drive, may_reclaim) for drive in candidates if drive.number not in others]
+            found = choose_drive(
+                [*free, *neighbours],
+                target_shares([*free, *neighbours]),
+                self._credits,
+                segment_bytes=self.geometry.segment_bytes,
+                beside=[str(number) for number in others],
+            )
+            if isinstance(found, Choice):
+                return found
+        return None
 
 
 def stripe_width(writable_drives: int) -> int:

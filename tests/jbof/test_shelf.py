@@ -154,6 +154,18 @@ def test_a_drive_whose_openings_fail_is_passed_over_and_tried_again() -> None:
     assert bad in drives_of(put(shelf, FULL, float(i)) for i in range(20, 24))
 
 
+def test_a_drive_that_is_passed_over_is_better_than_none() -> None:
+    shelf = Shelf([drive(0, segments=1), drive(1, segments=1)])
+    first = shelf.open_next(0.0, anything)
+    assert first is not None
+    shelf.open_failed(first)
+    segment = put(shelf)
+    assert segment is not None
+    assert segment != first.segment
+    shelf.pin_write(segment)
+    assert put(shelf) == first.segment
+
+
 def test_when_all_drives_fail_all_are_tried() -> None:
     shelf = shelf_of(2)
     tried = []

@@ -224,15 +224,8 @@ class OpensOnDrivesThatAreOnlyRead(Shelf):
         super().__init__((replace(drive, takes_segments=True) for drive in drives), last_opened_seq)
 
 
-class CountsPinsOfOneDrive(Shelf):
-    @property
-    def read_pinned_count(self) -> int:
-        return next(iter(self._drives.values())).segments.read_pinned_count
-
-
 MUTANTS_WITH_DRIVES: dict[str, Rules] = {
     "opens segments on drives that are only read": Rules(shelf=OpensOnDrivesThatAreOnlyRead),
-    "counts one drive's pins": Rules(shelf=CountsPinsOfOneDrive),
     "takes a free lock for a target's fence": Rules(store=TakesLockForFence),
     "ignores write pins": Rules(segments=IgnoresWritePins),
     "skips the generation": Rules(segments=SkipsGeneration),
