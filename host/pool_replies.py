@@ -18,6 +18,7 @@ from meshfusion.host.pool_events import (
     StoredBoundary,
     StoredGroup,
 )
+from meshfusion.jbof.pool_addresses import is_on_a_drive, pool_lba
 
 logger = logging.getLogger("meshfusion.client")
 
@@ -61,7 +62,7 @@ def _stored_group(
         kept = plan.kept_blocks(index)
         skipped = max(0, needed.start - kept.start)
         for number, shard in enumerate(chunk.shards):
-            first = shard.extent.lba + shard.payload_lba_offset
+            first = pool_lba(shard.extent.namespace, shard.extent.lba) + shard.payload_lba_offset
             lbas[number] += range(first, first + len(kept) * shard.unit_lba_count, shard.unit_lba_count)[skipped:]
             digests[number] += shard.unit_digests[skipped:]
         keys.append(chunk.key)
@@ -84,6 +85,7 @@ def _is_right(chunk: api.ChunkRecord, group: int, index: int, key: bytes, identi
         and chunk.position_tokens == index * form.chunk_tokens
         and chunk.token_count == form.chunk_tokens
         and tuple(map(_size_of, chunk.shards)) == form.shards_of(group, index)
+        and all(_is_on_a_drive(shard.extent) for shard in chunk.shards)
     )
 
 
@@ -96,9 +98,9 @@ def reserve_items(wish: ReserveWish, keys: Sequence[bytes], form: ChunkForm) -> 
 
 
 def is_reserve_reply_sound(reply: api.ReserveReply, items: Sequence[api.ReserveItem]) -> bool:
-    """Does the reply answer every item, each granted one with a place for each shard?"""
+    """Does the reply answer every item, each granted one with a place for each shard that a pool can have?"""
     return len(reply.results) == len(items) and all(
-        len(result.extents) == len(item.shards)
+        len(result.extents) == len(item.shards) and all(map(_is_on_a_drive, result.extents))
         for item, result in zip(items, reply.results, strict=True)
         if result.outcome is api.ReserveOutcome.GRANTED
     )
@@ -155,6 +157,10 @@ def reserved(
         else None,
     )
     return ReservedRun(answer, tuple(results[i].grant_id for i in spare))
+
+
+def _is_on_a_drive(extent: api.Extent) -> bool:
+    return is_on_a_drive(extent.namespace, extent.lba, extent.lba_count)
 
 
 def _size_of(shard: api.Shard) -> api.ShardSize:

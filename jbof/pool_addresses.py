@@ -39,6 +39,11 @@ def pool_lba(namespace: int, lba: int) -> int:
     return namespace - 1 << LBA_BITS | lba
 
 
+def is_on_a_drive(namespace: int, lba: int, lba_count: int) -> bool:
+    """Could a pool have these blocks?"""
+    return 1 <= namespace <= MAX_DRIVE_NUMBER + 1 and 0 <= lba <= (1 << LBA_BITS) - max(lba_count, 1)
+
+
 def split_pool_lba(address: int) -> tuple[int, int]:
     """(namespace, LBA in it) of a pool LBA."""
     namespace, lba = (address >> LBA_BITS) + 1, address & (1 << LBA_BITS) - 1

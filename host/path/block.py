@@ -31,6 +31,7 @@ from meshfusion.host.path.data_path import DataPath
 from meshfusion.host.path.late_writes import fate_of_write
 from meshfusion.host.path.load_job import LoadJob, UnitFailure
 from meshfusion.host.path.path_kind import PathKind
+from meshfusion.host.path.pool_data import PoolData, as_pool_data
 from meshfusion.host.path.proof import IsDigestRight, outcomes_of
 from meshfusion.host.path.shards import ShardWrite
 from meshfusion.host.path.spans import GAP_PARTS, Span
@@ -47,7 +48,7 @@ READ_BYTES: Final = 6 << 20
 
 
 def block_path(
-    data: DataFile,
+    data: DataFile | PoolData,
     memory: Memory,
     layouts: Sequence[GroupLayout],
     kernels: DigestKernels,
@@ -65,8 +66,10 @@ def block_path(
     Raises what :func:`~meshfusion.host.path.block_layout.check_block_layout` raises; ``data`` is closed then.
     """
     assert lba_bytes == LBA_BYTES, "DataFile counts in these"
+    data = as_pool_data(data)
     try:
-        check_block_layout(data, memory.ctypes.data, layouts)
+        for file in data.files.values():
+            check_block_layout(file, memory.ctypes.data, layouts)
     except MeshFusionError:
         data.close()
         raise
@@ -88,7 +91,7 @@ def block_path(
 class BlockMedium:
     """See :func:`block_path`."""
 
-    data: DataFile
+    data: PoolData
     memory: Memory
     layouts: tuple[GroupLayout, ...]
     kernels: DigestKernels
@@ -135,10 +138,11 @@ class BlockLoader:
         units = job.units[span.first : span.first + span.unit_count]
         run_offsets = layout.run_offsets_of([unit.block_id for unit in units])
         pieces = self._pieces(run_offsets, span)
+        data, lba = medium.data.at(span.lba)
         if not job.enter():
             return list(job.refused(span.first, len(units)))
         try:
-            medium.data.read_vectors(span.lba, pieces)
+            data.read_vectors(lba, pieces)
             digests = medium.digests(layout, run_offsets)
         finally:
             job.leave()  # also after an error: the call has returned, and with it all that it had under way
@@ -187,8 +191,9 @@ class BlockSaver:
                 pieces.append(self._zeros.view[:slack_bytes])
         length_bytes = length_of(pieces)
         assert length_bytes == shard.extent.lba_count * LBA_BYTES, (length_bytes, shard.extent)
-        with fate_of_write(medium.data):
-            medium.data.write_vectors(shard.extent.lba, pieces)
+        data = medium.data.to_write(shard.extent.namespace)
+        with fate_of_write(data):
+            data.write_vectors(shard.extent.lba, pieces)
         return digests
 
     def flush(self) -> None:

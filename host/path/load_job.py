@@ -13,7 +13,8 @@ from meshfusion.host.memory.kv_memory import Produced
 
 
 class UnitRead(NamedTuple):
-    """Bring ``unit_bytes`` at ``lba`` into device block ``block_id`` of a KV group and prove them by ``digest``."""
+    """Bring ``unit_bytes`` at ``lba``, a pool LBA (:mod:`meshfusion.jbof.pool_addresses`), into device block
+    ``block_id`` of a KV group and prove them by ``digest``."""
 
     lba: int
     unit_bytes: int

@@ -19,6 +19,7 @@ from meshfusion.host.path.block import block_path
 from meshfusion.host.path.cpus import Cpus
 from meshfusion.host.path.data_path import DataPath
 from meshfusion.host.path.path_kind import PathKind
+from meshfusion.host.path.pool_data import PoolData
 from meshfusion.host.path.probe import (
     DEVICE_MEMORY_PREFERENCE,
     HOST_MEMORY_PREFERENCE,
@@ -29,11 +30,12 @@ from meshfusion.host.path.probe import (
 )
 from meshfusion.host.path.proof import IsDigestRight
 from meshfusion.host.path.staged import staged_path_to
-from meshfusion.jbof.errors import FormatError
+from meshfusion.jbof.errors import FormatError, MediaError, MeshFusionError, UnsupportedError
 from meshfusion.jbof.format import LABEL_LBAS, LBA_BYTES, shard_lba_count
 from meshfusion.jbof.label import decode_label_copies
-from meshfusion.jbof.media.file import DirectMode, open_data_file
+from meshfusion.jbof.media.file import DataFile, DirectMode, open_data_file
 from meshfusion.jbof.nvme.key_scope import KeyScope
+from meshfusion.jbof.pool_addresses import namespace_of
 
 logger = logging.getLogger("meshfusion.path")
 
@@ -61,30 +63,28 @@ class PathOpener:
         Raises :class:`~meshfusion.jbof.errors.MeshFusionError`: the data is out of reach, or is another pool's, or not
         to be had in the way that is wanted.
         """
-        (namespace,) = attachment.namespaces
         if attachment.export is not None:
             assert wanted in (None, PathKind.RDMA), f"attached for {wanted}"
-            return self._open_rdma(attachment, namespace)
+            if len(attachment.namespaces) != 1:
+                raise UnsupportedError(
+                    f"the pool has {len(attachment.namespaces)} drives, and this version reaches those of an export "
+                    "only one by one",
+                    next_step="serve a pool of one drive there, or run the engine on the service's machine",
+                )
+            return self._open_rdma(attachment, attachment.namespaces[0])
         os.close(hold_liveness(Path(attachment.liveness_path)))  # only to see that it is in reach
-        return self._open_local(wanted, attachment, namespace)
+        return self._open_local(wanted, attachment)
 
-    def _open_local(self, wanted: PathKind | None, attachment: Attachment, namespace: Namespace) -> DataPath:
-        path = Path(namespace.path)
-        check_pool_file(path, attachment.pool_uuid)
-        data = open_data_file(path, writable=True, direct=DirectMode.AUTO if self.direct_io else DirectMode.OFF)
-        place = self.memory.place
-        preference = DEVICE_MEMORY_PREFERENCE if place.device else HOST_MEMORY_PREFERENCE
+    def _open_local(self, wanted: PathKind | None, attachment: Attachment) -> DataPath:
+        data = open_drives(attachment, DirectMode.AUTO if self.direct_io else DirectMode.OFF)
         try:
-            report = report_paths(data, KvTarget(place, self.layouts), look_for_rdma())
-            # Without an export there is nothing that RDMA could reach.
-            kind = choose(report, wanted, tuple(kind for kind in preference if kind is not PathKind.RDMA))
+            kind = self._choose(wanted, data)
         except BaseException:
             data.close()
             raise
-        logger.info("path %s", report.answer(kind))
-        lba_bytes = namespace.lba_bytes
+        lba_bytes = attachment.namespaces[0].lba_bytes
         if kind is PathKind.BLOCK:
-            assert isinstance(self.memory, HostKvMemory), place
+            assert isinstance(self.memory, HostKvMemory), self.memory.place
             return block_path(
                 data,
                 self.memory.array,
@@ -107,6 +107,23 @@ class PathOpener:
             cpus=self.cpus,
             is_digest_right=self.is_digest_right,
         )
+
+    def _choose(self, wanted: PathKind | None, data: PoolData) -> PathKind:
+        """What every drive can do: a path serves them all."""
+        place = self.memory.place
+        # Without an export there is nothing that RDMA could reach.
+        preference: list[PathKind] = [
+            kind
+            for kind in (DEVICE_MEMORY_PREFERENCE if place.device else HOST_MEMORY_PREFERENCE)
+            if kind is not PathKind.RDMA
+        ]
+        rdma = look_for_rdma()
+        reports = [report_paths(file, KvTarget(place, self.layouts), rdma) for file in data.files.values()]
+        kinds = [choose(report, wanted, preference) for report in reports]
+        kind = wanted or max(kinds, key=lambda kind: preference.index(kind))
+        for report in reports:
+            logger.info("path %s", report.answer(kind))
+        return kind
 
     def _shard_lbas_max(self, lba_bytes: int) -> int:
         return max(
@@ -142,7 +159,10 @@ class PathOpener:
         try:
             view = NamespaceView(multipath, namespace.nsid, lba_bytes=namespace.lba_bytes)
             check_pool(
-                lambda lba: read_blocks(view, namespace.nsid, lba, LBA_BYTES), attachment.pool_uuid, "the export"
+                lambda lba: read_blocks(view, namespace.nsid, lba, LBA_BYTES),
+                attachment.pool_uuid,
+                namespace.nsid,
+                "the export",
             )
         except BaseException:
             multipath.close(timeout_s=0.0)
@@ -173,8 +193,26 @@ def access_of(wanted: PathKind | None) -> Access:
     return Access.NVMEOF if wanted is PathKind.RDMA else Access.LOCAL
 
 
-def check_pool_file(path: Path, pool_uuid: str) -> None:
-    """Is the file at ``path`` the pool that the service spoke of? Raises FormatError or MediaError."""
+def open_drives(attachment: Attachment, direct: DirectMode) -> PoolData:
+    """The drives that the service names. One of several that does not open is left out, and that is told: what it holds
+    is computed. Raises FormatError or MediaError when none does."""
+    files: dict[int, DataFile] = {}
+    errors: list[MeshFusionError] = []
+    for namespace in attachment.namespaces:
+        path = Path(namespace.path)
+        try:
+            check_pool_file(path, attachment.pool_uuid, namespace.nsid)
+            files[namespace.nsid] = open_data_file(path, writable=True, direct=direct)
+        except (FormatError, MediaError) as error:
+            logger.error("the pool's drive %d does not open: %s", namespace.nsid - 1, error)
+            errors.append(error)
+    if not files:
+        raise errors[0]
+    return PoolData(files)
+
+
+def check_pool_file(path: Path, pool_uuid: str, nsid: int) -> None:
+    """Is the file at ``path`` that drive of the pool that the service spoke of? Raises FormatError or MediaError."""
     with contextlib.closing(open_data_file(path, writable=False, direct=DirectMode.OFF)) as data:
 
         def read(lba: int) -> bytes:
@@ -182,14 +220,19 @@ def check_pool_file(path: Path, pool_uuid: str) -> None:
             data.read_into(lba, memoryview(raw))
             return bytes(raw)
 
-        check_pool(read, pool_uuid, str(path))
+        check_pool(read, pool_uuid, nsid, str(path))
 
 
-def check_pool(read: Callable[[int], bytes], pool_uuid: str, where: str) -> None:
+def check_pool(read: Callable[[int], bytes], pool_uuid: str, nsid: int, where: str) -> None:
     """``read``: a block of the data. Raises :class:`~meshfusion.jbof.errors.FormatError` when it is another pool's."""
     label = decode_label_copies([read(lba) for lba in LABEL_LBAS], where=where)
     if label.pool_uuid.hex() != pool_uuid.replace("-", ""):
         raise FormatError(
             f"{where} is pool {label.pool_uuid.hex()}, the service speaks of {pool_uuid}",
             next_step="run the engine on the service's machine, or correct the service's exports",
+        )
+    if namespace_of(label.drive_number) != nsid:
+        raise FormatError(
+            f"{where} is drive {label.drive_number} of the pool, the service speaks of drive {nsid - 1}",
+            next_step="run the engine on the service's machine, or restart the service",
         )

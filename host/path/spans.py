@@ -1,4 +1,8 @@
-"""Which units of a load are read together. Pure."""
+"""Which units of a load are read together. Pure.
+
+LBAs are the pool's (:mod:`meshfusion.jbof.pool_addresses`): those of different drives are far apart, so no span crosses
+from one to another.
+"""
 
 from __future__ import annotations
 

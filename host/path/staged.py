@@ -28,6 +28,7 @@ from meshfusion.host.path.data_path import DataPath
 from meshfusion.host.path.late_writes import fate_of_write
 from meshfusion.host.path.load_job import LoadJob, UnitFailure, UnitRead
 from meshfusion.host.path.path_kind import PathKind
+from meshfusion.host.path.pool_data import PoolData, as_pool_data
 from meshfusion.host.path.proof import IsDigestRight, outcomes_of
 from meshfusion.host.path.shards import ShardWrite
 from meshfusion.host.path.spans import Span
@@ -42,7 +43,7 @@ SAVE_TIMEOUT_S: Final = 30.0
 
 
 def staged_path(
-    data: DataFile,
+    data: DataFile | PoolData,
     memory: Memory,
     layout: GroupLayout,
     kernels: DigestKernels,
@@ -70,7 +71,7 @@ def staged_path(
 
 def staged_path_to(
     memory: KvMemory,
-    data: DataFile,
+    data: DataFile | PoolData,
     layouts: Sequence[GroupLayout],
     *,
     lba_bytes: int,
@@ -88,7 +89,8 @@ def staged_path_to(
     """
     unit_bytes = [layout.unit_bytes for layout in layouts]
     part_lbas = max(-(-max(unit_bytes) // lba_bytes), read_bytes // memory.load_depth // lba_bytes)
-    medium = StagedMedium(data, memory, tuple(layouts), lba_bytes, part_lbas, write_bytes, is_digest_right)
+    pool_data = as_pool_data(data)
+    medium = StagedMedium(pool_data, memory, tuple(layouts), lba_bytes, part_lbas, write_bytes, is_digest_right)
     return DataPath(
         medium,
         kind=PathKind.STAGED,
@@ -104,7 +106,7 @@ def staged_path_to(
 class StagedMedium:
     """See :func:`staged_path_to`. ``part_lbas``: of one staging of a loader."""
 
-    data: DataFile
+    data: PoolData
     memory: KvMemory
     layouts: tuple[GroupLayout, ...]
     lba_bytes: int
@@ -199,7 +201,8 @@ class StagedLoader:
         """Read, and begin to copy; or why not."""
         medium = self._medium
         try:
-            medium.data.read_into(part.lba, staging.buffer.view[: part.lba_count * medium.lba_bytes])
+            data, lba = medium.data.at(part.lba)
+            data.read_into(lba, staging.buffer.view[: part.lba_count * medium.lba_bytes])
             job.cleared.wait(max(0.0, job.deadline_s - time.monotonic()))
         except MeshFusionError as error:
             return _failures(span, part, error)
@@ -261,8 +264,9 @@ class StagedSaver:
         header = encode_chunk_header(replace(shard.header, unit_digests=digests), lba_bytes)
         assert len(header) == header_bytes, (len(header), header_bytes)
         buffer.view[:header_bytes] = header
-        with fate_of_write(medium.data):
-            medium.data.write_from(shard.extent.lba, buffer.view[:total_bytes])
+        data = medium.data.to_write(shard.extent.namespace)
+        with fate_of_write(data):
+            data.write_from(shard.extent.lba, buffer.view[:total_bytes])
         return digests
 
     def flush(self) -> None:

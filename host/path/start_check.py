@@ -22,9 +22,13 @@ def check_attached_path(wanted: PathKind | None, attachment: Attachment, runs: R
     """
     if wanted is not PathKind.BLOCK:
         return
-    (namespace,) = attachment.namespaces
+    for namespace in attachment.namespaces:
+        _check(Path(namespace.path), runs)
+
+
+def _check(path: Path, runs: Runs) -> None:
     try:
-        data = look_at_data(Path(namespace.path))
+        data = look_at_data(path)
     except DataFileError:
         return
     try:

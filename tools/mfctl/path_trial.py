@@ -139,7 +139,7 @@ def _try_path(way: Way, attachment: Attachment, namespace: Namespace, load: Read
         initiator = way.spec.open(lambda event: None)
         try:
             reader = _Reader(initiator, namespace, load, buffer)
-            check_pool(reader.block, attachment.pool_uuid, portal)
+            check_pool(reader.block, attachment.pool_uuid, namespace.nsid, portal)
             seconds, latencies_s = reader.run()
         finally:
             initiator.close(timeout_s=CLOSE_S)
