@@ -200,6 +200,28 @@ class Index:
             raise index_error(self._path, error) from error
         return len(found)
 
+    def forget_drive(self, segments: range) -> int:
+        """Forget these segments, in one transaction, and every chunk that has a shard in one of them; how many."""
+        count = 0
+        removed_bytes = 0
+        try:
+            with self._env.begin(write=True) as txn:
+                with txn.cursor(db=self._positions) as cursor:
+                    found = _entries_in(cursor, _POSITION.pack(segments.start, 0), segments)
+                for position, key in found:
+                    before = txn.stat(self._chunks)["entries"]
+                    removed_bytes += self._delete_chunk(txn, key)
+                    count += before - txn.stat(self._chunks)["entries"]
+                    txn.delete(position, db=self._positions)
+                with txn.cursor(db=self._segments) as cursor:
+                    known = _entries_in(cursor, segments.start.to_bytes(4, "big"), segments)
+                for key, _ in known:
+                    txn.delete(key, db=self._segments)
+        except lmdb.Error as error:
+            raise index_error(self._path, error) from error
+        self.payload_bytes -= removed_bytes
+        return count
+
     def next_epoch(self) -> int:
         """Begin a new owner epoch, durably."""
         try:
@@ -324,6 +346,17 @@ class Index:
 
 def _segment_key(record: SegmentRecord) -> bytes:
     return record.segment.to_bytes(4, "big")
+
+
+def _entries_in(cursor: Any, first_key: bytes, segments: range) -> list[tuple[bytes, bytes]]:
+    """From ``first_key`` on, those whose key begins with the number of one of ``segments``."""
+    found: list[tuple[bytes, bytes]] = []
+    if cursor.set_range(first_key):
+        for key, value in cursor:
+            if int.from_bytes(key[:4], "big") not in segments:
+                break
+            found.append((bytes(key), bytes(value)))
+    return found
 
 
 def _epoch_of(txn: lmdb.Transaction, path: str) -> int:

@@ -9,6 +9,7 @@ import contextlib
 import fcntl
 import os
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,29 +25,23 @@ class OwnerLock:
     """Descriptors that hold the locks; worker processes open the data beside them, without locking it."""
 
     directory_fd: int
-    data_fd: int
+    data_fds: tuple[int, ...]
 
     @classmethod
-    def take(cls, layout: PoolLayout) -> OwnerLock:
-        """Take the pool for this process. Raises :class:`PoolBusyError`, or :class:`MediaError` for anything else."""
+    def take(cls, layout: PoolLayout, data: Sequence[Path] = ()) -> OwnerLock:
+        """Take the pool for this process. ``data``: of its drives; none given: of its only one.
+
+        Raises :class:`PoolBusyError`, or :class:`MediaError` for anything else.
+        """
         directory_fd = _open(layout.lock, os.O_RDWR | os.O_CREAT)
         try:
             if not _lock(directory_fd):
                 raise _in_use(layout, *_owner(directory_fd))
-            data_fd = _open(layout.data, os.O_RDONLY)
-            try:
-                if not _lock(data_fd):
-                    raise PoolBusyError(
-                        f"the data {layout.data} of {layout.directory} is in use by another pool directory",
-                        next_step="use that pool, or create one with data of its own",
-                    )
-            except BaseException:
-                os.close(data_fd)
-                raise
+            data_fds = _lock_all(layout, data or (layout.data,))
         except BaseException:
             os.close(directory_fd)
             raise
-        owner = cls(directory_fd, data_fd)
+        owner = cls(directory_fd, data_fds)
         owner._note(f"{os.getpid()}\n")
         return owner
 
@@ -60,8 +55,36 @@ class OwnerLock:
             os.pwrite(self.directory_fd, text.encode(), 0)
 
     def release(self) -> None:
-        os.close(self.data_fd)
+        for data_fd in self.data_fds:
+            os.close(data_fd)
         os.close(self.directory_fd)
+
+
+@contextlib.contextmanager
+def lock_data(layout: PoolLayout, path: Path) -> Iterator[None]:
+    """Hold a drive that is to become one of the pool's. Raises PoolBusyError when another pool has it."""
+    (descriptor,) = _lock_all(layout, (path,))
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _lock_all(layout: PoolLayout, data: Sequence[Path]) -> tuple[int, ...]:
+    descriptors: list[int] = []
+    try:
+        for path in data:
+            descriptors.append(_open(path, os.O_RDONLY))
+            if not _lock(descriptors[-1]):
+                raise PoolBusyError(
+                    f"the data {path} of {layout.directory} is in use by another pool directory",
+                    next_step="use that pool, or create one with data of its own",
+                )
+    except BaseException:
+        for descriptor in descriptors:
+            os.close(descriptor)
+        raise
+    return tuple(descriptors)
 
 
 def _open(path: Path, flags: int) -> int:

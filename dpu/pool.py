@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,23 +23,16 @@ from meshfusion.dpu.index import Index, IndexTotals
 from meshfusion.dpu.index_files import open_index, scan_in_child
 from meshfusion.dpu.owner_lock import OwnerLock
 from meshfusion.dpu.pool_create import create_pool
-from meshfusion.dpu.pool_dir import (
-    LIVENESS_SUFFIX,
-    PoolLayout,
-    geometry_of,
-    note_exported,
-    read_label_copies,
-)
+from meshfusion.dpu.pool_dir import LIVENESS_SUFFIX, PoolLayout, note_exported
+from meshfusion.dpu.pool_drives import PoolDrive, find_drives
 from meshfusion.dpu.pool_inspect import CheckReport, check_pool, inspect_pool
-from meshfusion.dpu.pool_medium import FileMedium, PoolMedium
+from meshfusion.dpu.pool_shelf import OpenDrives
 from meshfusion.dpu.pool_status import list_chunks, status_of
 from meshfusion.dpu.pool_writer import TransactionWriter
 from meshfusion.dpu.store.checks import refuse_other_exports, refuse_unserved
 from meshfusion.dpu.store.store import Reply, Step, Store, StoreOptions
 from meshfusion.jbof.errors import MeshFusionError, UnsupportedError
-from meshfusion.jbof.label import Label
 from meshfusion.jbof.pool_addresses import namespace_of
-from meshfusion.jbof.segments import SegmentTable
 
 logger = logging.getLogger("meshfusion.pool")
 
@@ -67,36 +61,34 @@ class Pool:
     def __init__(
         self,
         layout: PoolLayout,
-        label: Label,
+        pool_uuid: str,
         options: PoolOptions,
         owner: OwnerLock,
         index: Index,
-        file: FileMedium,
+        drives: OpenDrives,
         totals: IndexTotals,
         clock: Callable[[], float],
         exports: MakeExports | None,
     ) -> None:
         self._layout = layout
-        self._label = label
+        self.pool_uuid = pool_uuid
         self._options = options
         self._owner = owner
         self._index = index
-        self._file = file
         self._clock = clock
         former = index.holder_records()
-        self._exports = None if exports is None else exports(self, uuid.UUID(bytes=label.pool_uuid), layout)
+        self._exports = None if exports is None else exports(self, uuid.UUID(pool_uuid), layout)
         exported_as = "" if self._exports is None else self._exports.name
         if self._exports is not None:
             refuse_other_exports(former, exported_as)
+        segments = index.segment_records()
+        drives.check(segments)
         epoch = index.next_epoch()
-        geometry = geometry_of(label)
-        self._medium = PoolMedium(file, label, geometry, epoch)
-        if file.is_writable:
-            self._medium.write_owner()
+        self._medium, self._drives = drives.begin_epoch(epoch)
         if self._exports is not None:
             note_exported(layout, exported_as)
         self._store = Store(
-            SegmentTable(geometry, index.segment_records()),
+            self._drives.shelf(segments),
             options,
             epoch=epoch,
             former_holders=former,
@@ -132,21 +124,22 @@ class Pool:
         when hosts may still reach the data through other exports than these.
         """
         layout = PoolLayout(path.absolute())
-        label, label_problems = read_label_copies(layout)
-        owner = OwnerLock.take(layout)
+        found = find_drives(layout)
+        owner = OwnerLock.take(layout, found.paths)
         try:
-            pool_uuid = str(uuid.UUID(bytes=label.pool_uuid))
-            capacity_bytes = geometry_of(label).capacity_bytes
+            pool_uuid, capacity_bytes = found.pool_uuid, found.capacity_bytes
             totals = scan_in_child(layout.index, pool_uuid, capacity_bytes, deadline_s=INDEX_SCAN_DEADLINE_S)
             index = open_index(layout.index, pool_uuid, capacity_bytes, payload_bytes=totals.payload_bytes)
-            if label_problems:
-                logger.warning("%s; the other copy is used", "; ".join(label_problems))
+            if found.label_problems:
+                logger.warning("%s; the other copy is used", "; ".join(found.label_problems))
             try:
-                file = FileMedium.open(layout.data)
+                drives = OpenDrives.open(found)
                 try:
-                    return cls(layout, label, options or PoolOptions(), owner, index, file, totals, clock, exports)
+                    return cls(
+                        layout, pool_uuid, options or PoolOptions(), owner, index, drives, totals, clock, exports
+                    )
                 except BaseException:
-                    file.close()
+                    drives.close()
                     raise
             except BaseException:
                 index.close()
@@ -180,18 +173,11 @@ class Pool:
             self._submit(step)
         holder_id = self._wait(step, max(0.0, end_s - time.monotonic()))
         export = None if is_local else self._admit(holder_id, max(0.0, end_s - time.monotonic()))
-        geometry = geometry_of(self._label)
-        namespace = api.Namespace(
-            nsid=namespace_of(self._label.drive_number),
-            path=str(self._layout.data.absolute()) if is_local else "",
-            lba_bytes=geometry.lba_bytes,
-            lba_count=geometry.data_start_lba + geometry.segment_count * geometry.segment_lba_count,
-        )
         return api.Attachment(
             pool_uuid=self.pool_uuid,
             holder_id=holder_id,
             epoch=self._store.epoch,
-            namespaces=(namespace,),
+            namespaces=tuple(_namespace(one.drive, is_local=is_local) for one in self._drives.drives),
             liveness_path=str(liveness or ""),
             lease_ttl_s=self._options.lease_ttl_s,
             grant_ttl_s=self._options.grant_ttl_s,
@@ -266,10 +252,10 @@ class Pool:
             return status_of(
                 self._store,
                 self._index,
-                self._label,
+                self.pool_uuid,
                 self._layout.directory,
                 self._clock(),
-                medium_counts=self._medium.counts,
+                other_counts=self._medium.counts + Counter(dict(self._drives.counters)),
                 exports_problem=problem,
             )
 
@@ -292,7 +278,7 @@ class Pool:
         is_quiet = self._exports is None or self._exports.close()
         self._ticker.join()
         self._writer.close()
-        self._file.close()
+        self._drives.close()
         self._index.close()
         if is_quiet:
             self._owner.release()
@@ -306,10 +292,6 @@ class Pool:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    @property
-    def pool_uuid(self) -> str:
-        return str(uuid.UUID(bytes=self._label.pool_uuid))
 
     # ---- for the keeper of exports -------------------------------------------------------------------------------
 
@@ -412,6 +394,15 @@ class Pool:
         forget_liveness(self._layout.liveness(holder_id))
         if self._exports is not None:
             self._exports.forget(holder_id)
+
+
+def _namespace(drive: PoolDrive, *, is_local: bool) -> api.Namespace:
+    return api.Namespace(
+        nsid=namespace_of(drive.number),
+        path=str(drive.path.absolute()) if is_local else "",
+        lba_bytes=drive.label.lba_bytes,
+        lba_count=drive.label.end_lba,
+    )
 
 
 __all__ = ["CheckReport", "Pool", "PoolOptions", "check_pool", "create_pool", "inspect_pool", "list_chunks"]

@@ -8,18 +8,23 @@ import os
 import shlex
 import time
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 
+from meshfusion.dpu.drive_list import ListedDrive, read_drive_list, write_drive_list
 from meshfusion.dpu.index_files import create_index
+from meshfusion.dpu.owner_lock import OwnerLock, lock_data
 from meshfusion.dpu.pool_dir import PoolLayout, geometry_of, write_label
+from meshfusion.dpu.pool_drives import PoolDrives, find_drives, list_of_one
 from meshfusion.dpu.pool_place import CREATING, DATA_POINTER, building, check_free, sync_directory
 from meshfusion.dpu.pool_sizes import size_problems
-from meshfusion.jbof.errors import ConfigError, FormatError, MediaError
+from meshfusion.jbof.errors import ConfigError, FormatError, MediaError, UnsupportedError
 from meshfusion.jbof.format import DATA_START_LBA, LBA_BYTES
 from meshfusion.jbof.label import Label
 from meshfusion.jbof.media.drive_facts import alignment_bytes, drive_name
 from meshfusion.jbof.media.faults import DataFileError
 from meshfusion.jbof.media.file import DirectMode, create_data_file, open_data_file
+from meshfusion.jbof.pool_addresses import MAX_DRIVE_NUMBER
 from meshfusion.jbof.sizes import format_size
 
 DEFAULT_SEGMENT_BYTES = 64 << 20
@@ -46,19 +51,7 @@ def create_pool(
         raise ConfigError(problem.problem, next_step=problem.fix)
     size_bytes -= size_bytes % LBA_BYTES
     path = path.absolute()
-    alignment = _alignment_bytes(data_path, segment_bytes)
-    data_start_lba = -(-DATA_START_LBA * LBA_BYTES // alignment) * (alignment // LBA_BYTES)
-    label = Label(
-        pool_uuid=uuid.uuid4().bytes,
-        drive_uuid=uuid.uuid4().bytes,
-        created_unix_s=int(time.time()),
-        lba_bytes=LBA_BYTES,
-        segment_lba_count=segment_bytes // LBA_BYTES,
-        segment_count=(size_bytes - data_start_lba * LBA_BYTES) // segment_bytes,
-        data_start_lba=data_start_lba,
-        alignment_lba_count=alignment // LBA_BYTES,
-        drive_name="" if data_path is None else drive_name(data_path),
-    )
+    label = _new_label(uuid.uuid4().bytes, 0, size_bytes, segment_bytes, data_path)
     try:
         _check_place(path, data_path)
         with building(path):
@@ -75,6 +68,63 @@ def create_pool(
             f"the pool {path} cannot be created: {error}", next_step="check space and permissions of its directory"
         ) from error
     return label
+
+
+def create_pool_of_drives(
+    path: Path,
+    *,
+    size_bytes: int,
+    segment_bytes: int = DEFAULT_SEGMENT_BYTES,
+    data_paths: Sequence[Path | None],
+) -> None:
+    """As :func:`create_pool`, with a drive for each of ``data_paths``, None for a file in ``path``; ``size_bytes``: of
+    each. What can be known to fail is refused before anything is made; when a later drive fails all the same, the pool
+    is there with those before it.
+    """
+    assert data_paths, "a pool without drives"
+    named = [data_path for data_path in data_paths if data_path is not None]
+    for i, name in enumerate(named):
+        check_exists(name)
+        if any(name.samefile(other) for other in named[:i]):
+            raise ConfigError(f"{name} is named twice", next_step="name each drive once")
+        check_data_path(name, size_bytes - size_bytes % LBA_BYTES)
+    create_pool(path, size_bytes=size_bytes, segment_bytes=segment_bytes, data_path=data_paths[0])
+    for data_path in data_paths[1:]:
+        add_drive(path, size_bytes=size_bytes, data_path=data_path)
+
+
+def add_drive(
+    path: Path, *, size_bytes: int, data_path: Path | None = None, overwrite_serial: str | None = None
+) -> Label:
+    """Give the pool at ``path``, which nobody serves, another drive: the empty ``data_path`` or a file in ``path``.
+
+    Raises what :func:`create_pool` raises, PoolBusyError while somebody has the pool or the drive, and UnsupportedError
+    for a pool that is exported or has had all the drives it can have.
+    """
+    layout = PoolLayout(path.absolute())
+    drives = find_drives(layout)
+    owner = OwnerLock.take(layout, drives.paths)
+    try:
+        if layout.exported.exists():
+            raise UnsupportedError(
+                f"{path} was exported, and exports know pools of one drive only",
+                next_step="create another pool for the drive",
+            )
+        return _add_drive(layout, drives, size_bytes, data_path, overwrite_serial)
+    except OSError as error:
+        raise MediaError(
+            f"a drive cannot be added to {path}: {error}", next_step="check space and permissions of its directory"
+        ) from error
+    finally:
+        owner.release()
+
+
+def check_exists(data_path: Path) -> None:
+    if not data_path.exists():
+        raise ConfigError(
+            f"the data path {data_path} does not exist: it must name an existing file or block device",
+            next_step="correct it, or leave it out to keep the data in the pool's directory",
+        )
 
 
 def check_data_path(data_path: Path, size_bytes: int, overwrite_serial: str | None = None) -> None:
@@ -113,12 +163,62 @@ def _check_place(path: Path, data_path: Path | None) -> None:
         )
     if not path.parent.is_dir():
         raise ConfigError(f"the directory {path.parent} does not exist", next_step=f"mkdir -p {path.parent}")
-    if data_path is not None and not data_path.exists():
-        raise ConfigError(
-            f"the data path {data_path} does not exist: it must name an existing file or block device",
-            next_step="correct it, or leave it out to keep the data in the pool's directory",
-        )
+    if data_path is not None:
+        check_exists(data_path)
     check_free(path)
+
+
+def _new_label(
+    pool_uuid: bytes, drive_number: int, size_bytes: int, segment_bytes: int, data_path: Path | None
+) -> Label:
+    alignment = _alignment_bytes(data_path, segment_bytes)
+    data_start_lba = -(-DATA_START_LBA * LBA_BYTES // alignment) * (alignment // LBA_BYTES)
+    return Label(
+        pool_uuid=pool_uuid,
+        drive_uuid=uuid.uuid4().bytes,
+        created_unix_s=int(time.time()),
+        lba_bytes=LBA_BYTES,
+        segment_lba_count=segment_bytes // LBA_BYTES,
+        segment_count=(size_bytes - data_start_lba * LBA_BYTES) // segment_bytes,
+        data_start_lba=data_start_lba,
+        alignment_lba_count=alignment // LBA_BYTES,
+        drive_number=drive_number,
+        drive_name="" if data_path is None else drive_name(data_path),
+    )
+
+
+def _add_drive(
+    layout: PoolLayout, drives: PoolDrives, size_bytes: int, data_path: Path | None, overwrite_serial: str | None
+) -> Label:
+    """Its label is durable before the list names it."""
+    listed = read_drive_list(layout.directory) or list_of_one(drives)
+    number = listed.next_number
+    if number > MAX_DRIVE_NUMBER:
+        raise UnsupportedError(
+            f"{layout.directory} has had {number} drives, and no number is used twice",
+            next_step="create the pool anew on the drives that it has now",
+        )
+    for problem in size_problems(size_bytes, listed.segment_bytes):
+        raise ConfigError(problem.problem, next_step=problem.fix)
+    size_bytes -= size_bytes % LBA_BYTES
+    data = layout.directory / f"data.{number}" if data_path is None else data_path.absolute()
+    if data_path is None:
+        data.unlink(missing_ok=True)  # of an addition that was killed: no list names it
+        create_data_file(data, size_bytes)
+    else:
+        check_exists(data)
+        for drive in drives.here:
+            if data.samefile(drive.path):
+                raise ConfigError(f"{data} is drive {drive.number} of this pool", next_step="name another drive")
+        check_data_path(data, size_bytes, overwrite_serial)
+    label = _new_label(drives.here[0].label.pool_uuid, number, size_bytes, listed.segment_bytes, data_path)
+    with lock_data(layout, data):
+        write_label(data, label)
+        write_drive_list(
+            layout.directory,
+            listed.with_drive(ListedDrive(number, data, label.drive_uuid.hex(), label.segment_count)),
+        )
+    return label
 
 
 def _alignment_bytes(data_path: Path | None, segment_bytes: int) -> int:

@@ -6,7 +6,9 @@ import contextlib
 import os
 import shlex
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from meshfusion.dpu.pool_place import (
     DATA_POINTER,
@@ -60,7 +62,9 @@ class PoolLayout:
 
 
 def geometry_of(label: Label) -> SegmentGeometry:
-    return SegmentGeometry(label.lba_bytes, label.data_start_lba, label.segment_lba_count, label.segment_count)
+    return SegmentGeometry(
+        label.lba_bytes, label.data_start_lba, label.segment_lba_count, label.segment_count, label.drive_number
+    )
 
 
 def read_label(layout: PoolLayout) -> Label:
@@ -75,7 +79,7 @@ def read_label_copies(layout: PoolLayout) -> tuple[Label, tuple[str, ...]]:
     :class:`~meshfusion.jbof.errors.PoolBusyError` while it is being created, and :class:`MediaError` when it cannot
     be read.
     """
-    _check_is_pool(layout)
+    check_is_pool(layout)
     label, problems, _ = read_data_label(layout)
     return label, problems
 
@@ -88,20 +92,18 @@ def read_data_label(layout: PoolLayout) -> tuple[Label, tuple[str, ...], int]:
             f"the pool's data {layout.data} is missing",
             next_step=("attach the device; if it is gone, " if outside else "") + recreate_step(layout),
         )
-    label, problems, size_bytes = _read_label_copies(layout)
-    found_name = drive_name(layout.data)
-    if label.drive_name and found_name != label.drive_name:
-        raise FormatError(
-            f"{layout.data} is the drive {found_name or 'without a serial'!r}; this pool lies on {label.drive_name!r}",
-            next_step="attach that drive; a copy of a pool cannot be used as one",
-        )
-    needed_bytes = label.data_start_lba * label.lba_bytes + geometry_of(label).capacity_bytes
-    if size_bytes < needed_bytes:
-        raise FormatError(
-            f"{layout.data} is truncated: {size_bytes} bytes of {needed_bytes}",
-            next_step=recreate_step(layout, size_bytes=needed_bytes),
-        )
+    label, problems, size_bytes = _read_copies(layout.data, partial(recreate_step, layout))
+    _check_drive(layout.data, label, size_bytes, partial(recreate_step, layout))
     return label, problems, size_bytes
+
+
+def read_label_at(path: Path, next_step: str) -> tuple[Label, tuple[str, ...]]:
+    """The same of one of several drives. Raises FormatError, in most cases with ``next_step``, and MediaError."""
+    if not path.exists():
+        raise FormatError(f"{path} is missing", next_step=next_step)
+    label, problems, size_bytes = _read_copies(path, lambda **_: next_step)
+    _check_drive(path, label, size_bytes, lambda **_: next_step)
+    return label, problems
 
 
 def recreate_step(layout: PoolLayout, *, size_bytes: int = 4 << 30) -> str:
@@ -152,7 +154,7 @@ def _data_pointer(file: Path) -> Path | None:
     )
 
 
-def _check_is_pool(layout: PoolLayout) -> None:
+def check_is_pool(layout: PoolLayout) -> None:
     path = layout.directory
     try:
         if layout.index.is_dir():
@@ -174,14 +176,31 @@ def _check_is_pool(layout: PoolLayout) -> None:
     raise FormatError(f"{path} is not a MeshFusion pool", next_step=create if free else other)
 
 
-def _read_label_copies(layout: PoolLayout) -> tuple[Label, tuple[str, ...], int]:
-    """As :func:`read_label_copies`, and the size of the data in bytes."""
-    path, copies = layout.data, []
+class _NextStep(Protocol):
+    def __call__(self, *, size_bytes: int = ...) -> str: ...
+
+
+def _check_drive(path: Path, label: Label, size_bytes: int, next_step: _NextStep) -> None:
+    """Is ``path`` the drive of that label, and all of it there?"""
+    found_name = drive_name(path)
+    if label.drive_name and found_name != label.drive_name:
+        raise FormatError(
+            f"{path} is the drive {found_name or 'without a serial'!r}; this pool lies on {label.drive_name!r}",
+            next_step="attach that drive; a copy of a pool cannot be used as one",
+        )
+    needed_bytes = label.data_start_lba * label.lba_bytes + geometry_of(label).capacity_bytes
+    if size_bytes < needed_bytes:
+        raise FormatError(
+            f"{path} is truncated: {size_bytes} bytes of {needed_bytes}", next_step=next_step(size_bytes=needed_bytes)
+        )
+
+
+def _read_copies(path: Path, next_step: _NextStep) -> tuple[Label, tuple[str, ...], int]:
+    """The label, what is wrong with a copy of it that is not needed, and the size of the data in bytes."""
+    copies = []
     with contextlib.closing(open_data_file(path, writable=False, direct=DirectMode.OFF)) as data:
         if data.size_bytes < (max(LABEL_LBAS) + 1) * LBA_BYTES:
-            raise FormatError(
-                f"{path} is truncated: {data.size_bytes} bytes, not even a label", next_step=recreate_step(layout)
-            )
+            raise FormatError(f"{path} is truncated: {data.size_bytes} bytes, not even a label", next_step=next_step())
         for lba in LABEL_LBAS:
             raw = bytearray(LBA_BYTES)
             data.read_into(lba, memoryview(raw))
@@ -190,7 +209,7 @@ def _read_label_copies(layout: PoolLayout) -> tuple[Label, tuple[str, ...], int]
             return *examine_label_copies(copies, where=str(path)), data.size_bytes
         except MediumFormatError as error:
             if error.fault is FormatFault.DAMAGED:  # nothing to be checked without a label
-                raise FormatError(error.message, next_step=recreate_step(layout)) from error
+                raise FormatError(error.message, next_step=next_step()) from error
             raise
 
 
@@ -208,10 +227,12 @@ __all__ = [
     "FORMAT_VERSION",
     "LIVENESS_SUFFIX",
     "PoolLayout",
+    "check_is_pool",
     "geometry_of",
     "note_exported",
     "read_data_label",
     "read_label",
+    "read_label_at",
     "read_label_copies",
     "recreate_step",
     "write_label",

@@ -10,20 +10,21 @@ import contextlib
 import fcntl
 import os
 import time
-import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from meshfusion.dpu.api import types as api
 from meshfusion.dpu.index import Index, IndexTotals
 from meshfusion.dpu.index_files import open_index, scan_in_child
-from meshfusion.dpu.pool_dir import PoolLayout, geometry_of, read_label, read_label_copies
+from meshfusion.dpu.pool_dir import PoolLayout, geometry_of
+from meshfusion.dpu.pool_drives import PoolDrives, find_drives
 from meshfusion.jbof.errors import FormatError, MediaError
 from meshfusion.jbof.format import FORMAT_VERSION, ChunkHeader, decode_chunk_header
 from meshfusion.jbof.label import Label
 from meshfusion.jbof.media.buffer import AlignedBuffer
 from meshfusion.jbof.media.file import DataFile, DirectMode, open_data_file
+from meshfusion.jbof.pool_addresses import drive_of_segment, namespace_of
 from meshfusion.jbof.segment_format import SEGMENT_HEADER_LBAS, decode_segment_header
 from meshfusion.jbof.segments import SegmentRecord
 from meshfusion.jbof.unit_digests import UnitDigests
@@ -31,6 +32,8 @@ from meshfusion.jbof.unit_digests import UnitDigests
 PAGE_CHUNKS = 256
 SCAN_DEADLINE_S = 600.0
 _HEADER_WAITS_S = (0.2, 1.0)
+
+Data = Mapping[int, DataFile]  # by namespace
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,38 +65,42 @@ class Pace:
 
 
 @contextlib.contextmanager
-def open_for_reading(path: Path) -> Iterator[tuple[PoolLayout, Label, Index]]:
+def open_for_reading(path: Path) -> Iterator[tuple[PoolLayout, PoolDrives, Index]]:
     """The parts of a pool, read-only. Raises FormatError or MediaError with a way out."""
     layout = PoolLayout(path.absolute())
-    label = read_label(layout)
-    pool_uuid = str(uuid.UUID(bytes=label.pool_uuid))
-    capacity_bytes = geometry_of(label).capacity_bytes
-    with open_index(layout.index, pool_uuid, capacity_bytes, readonly=True) as index:
-        yield layout, label, index
+    drives = find_drives(layout)
+    with open_index(layout.index, drives.pool_uuid, drives.capacity_bytes, readonly=True) as index:
+        yield layout, drives, index
 
 
 def inspect_pool(path: Path) -> api.PoolStatus:
     """The pool's state as its index has it; leases, grants and pins live in the owner's memory and show as zero."""
     layout = PoolLayout(path.absolute())
     totals = _scan(layout)
-    with open_for_reading(path) as (_, label, index):
-        geometry = geometry_of(label)
-        used = sum(record.opened_seq > 0 for record in index.segment_records())
-        counters = (("index_entries_damaged", totals.damaged_count), ("owned", int(is_owned(layout))))
+    with open_for_reading(path) as (_, drives, index):
+        geometries = [drive.geometry for drive in drives.here]
+        used = sum(
+            record.opened_seq > 0 and any(record.segment in geometry.segments for geometry in geometries)
+            for record in index.segment_records()
+        )
+        segment_count = sum(geometry.segment_count for geometry in geometries)
+        counters = [("index_entries_damaged", totals.damaged_count), ("owned", int(is_owned(layout)))]
+        if drives.absent:
+            counters.append(("drives_away", len(drives.absent)))
         return api.PoolStatus(
-            pool_uuid=str(uuid.UUID(bytes=label.pool_uuid)),
+            pool_uuid=drives.pool_uuid,
             path=str(layout.directory),
             format_version=FORMAT_VERSION,
             epoch=index.epoch(),
-            lba_bytes=geometry.lba_bytes,
-            segment_bytes=geometry.segment_bytes,
-            segment_count=geometry.segment_count,
-            segments_free=geometry.segment_count - used,
+            lba_bytes=geometries[0].lba_bytes,
+            segment_bytes=geometries[0].segment_bytes,
+            segment_count=segment_count,
+            segments_free=segment_count - used,
             segments_open=0,
             segments_sealed=used,
             segments_reclaiming=0,
             segments_quarantined=0,
-            capacity_bytes=geometry.capacity_bytes,
+            capacity_bytes=geometries[0].segment_bytes * segment_count,
             committed_chunk_count=totals.chunk_count,
             committed_payload_bytes=totals.payload_bytes,
             pinned_bytes=0,
@@ -101,7 +108,7 @@ def inspect_pool(path: Path) -> api.PoolStatus:
             grant_count=0,
             saves_stopped_reason="",
             holders=(),
-            counters=counters,
+            counters=tuple(counters),
         )
 
 
@@ -121,17 +128,19 @@ def is_owned(layout: PoolLayout) -> bool:
 
 
 def check_pool(path: Path, progress: Callable[[int, int], None], *, rate_bytes_s: float | None = None) -> CheckReport:
-    """Read every committed chunk and compare header and digests. ``progress(checked, total)`` counts chunks;
+    """Read every committed chunk on the drives that are here and compare header and digests. ``progress(checked,
+    total)`` counts chunks;
     ``rate_bytes_s``: no more is read, so that whoever serves the pool keeps the drive; None: as fast as it goes."""
     layout = PoolLayout(path.absolute())
-    _, label_problems = read_label_copies(layout)
     totals = _scan(layout)
     checked = checked_bytes = 0
     damaged: list[str] = []
-    with open_for_reading(path) as (_, label, index):
-        checker, pace = ChunkChecker(label), Pace(rate_bytes_s)
-        with contextlib.closing(open_data_file(layout.data, writable=False, direct=DirectMode.AUTO)) as data:
+    with open_for_reading(path) as (_, drives, index):
+        checker, pace = ChunkChecker(drives.here[0].label), Pace(rate_bytes_s)
+        with open_data(drives) as data:
             for record in all_chunks(index):
+                if any(shard.extent.namespace not in data for shard in record.shards):
+                    continue  # on a drive that is away: nobody is served it
                 problem = checker.problem_of(record, data)
                 if problem and index.get_many((record.key,)).get(record.key) == record:
                     damaged.append(f"{record.key.hex()}: {problem}")
@@ -139,8 +148,20 @@ def check_pool(path: Path, progress: Callable[[int, int], None], *, rate_bytes_s
                 checked_bytes += sum(shard.payload_bytes for shard in record.shards)
                 progress(checked, max(checked, totals.chunk_count))
                 pace.wait(checked_bytes)
-            segments = tuple(problem for _, problem in segment_problems(index, label, data))
-    return CheckReport(checked, checked_bytes, tuple(damaged), totals.damaged_count, label_problems, segments)
+            segments = tuple(problem for _, problem in segment_problems(index, drives, data))
+    return CheckReport(checked, checked_bytes, tuple(damaged), totals.damaged_count, drives.label_problems, segments)
+
+
+@contextlib.contextmanager
+def open_data(drives: PoolDrives) -> Iterator[Data]:
+    """Of the drives that are here, read-only, by their namespaces."""
+    with contextlib.ExitStack() as stack:
+        yield {
+            namespace_of(drive.number): stack.enter_context(
+                open_data_file(drive.path, writable=False, direct=DirectMode.AUTO)
+            )
+            for drive in drives.here
+        }
 
 
 class ChunkChecker:
@@ -148,12 +169,12 @@ class ChunkChecker:
         self._label = label
         self._digests = UnitDigests()
 
-    def problem_of(self, record: api.ChunkRecord, data: DataFile) -> str:
-        """What is wrong with the chunk's bytes, or ""."""
+    def problem_of(self, record: api.ChunkRecord, data: Data) -> str:
+        """What is wrong with the chunk's bytes, or "". All its drives are here."""
         for shard in record.shards:
             with contextlib.closing(AlignedBuffer(shard.extent.lba_count * self._label.lba_bytes)) as buffer:
                 try:
-                    data.read_into(shard.extent.lba, buffer.view)
+                    data[shard.extent.namespace].read_into(shard.extent.lba, buffer.view)
                     header_bytes = shard.payload_lba_offset * self._label.lba_bytes
                     header = decode_chunk_header(bytes(buffer.view[:header_bytes]))
                 except (FormatError, MediaError) as error:
@@ -190,15 +211,19 @@ class ChunkChecker:
         return ""
 
 
-def segment_problems(index: Index, label: Label, data: DataFile) -> Iterator[tuple[SegmentRecord, str]]:
-    """Segments with chunks whose header does not say what the index says.
+def segment_problems(index: Index, drives: PoolDrives, data: Data) -> Iterator[tuple[SegmentRecord, str]]:
+    """Segments with chunks, on drives that are here, whose header does not say what the index says.
 
     One is looked at again when it does not: the header follows the index within a moment.
     """
+    labels = {drive.number: drive.label for drive in drives.here}
     for record in index.segment_records():
+        number = drive_of_segment(record.segment)
+        if number not in labels:
+            continue
         for wait_s in (0.0, *_HEADER_WAITS_S):
             time.sleep(wait_s)
-            problem = _header_problem(record, label, data)
+            problem = _header_problem(record, labels[number], data[namespace_of(number)])
             if not problem or not index.chunks_in(record):
                 break
         else:
@@ -226,6 +251,5 @@ def all_chunks(index: Index) -> Iterator[api.ChunkRecord]:
 
 
 def _scan(layout: PoolLayout) -> IndexTotals:
-    label = read_label(layout)
-    pool_uuid = str(uuid.UUID(bytes=label.pool_uuid))
-    return scan_in_child(layout.index, pool_uuid, geometry_of(label).capacity_bytes, deadline_s=SCAN_DEADLINE_S)
+    drives = find_drives(layout)
+    return scan_in_child(layout.index, drives.pool_uuid, drives.capacity_bytes, deadline_s=SCAN_DEADLINE_S)

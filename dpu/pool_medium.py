@@ -1,4 +1,4 @@
-"""What the service itself writes to the pool's drive: its epoch, segments' headers and summaries; and deallocations.
+"""What the service itself writes to the pool's drives: its epoch, segments' headers and summaries; and deallocations.
 
 One thread at a time uses it. Chunks are written by their holders; nothing here touches an extent that one may hold.
 """
@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from meshfusion.dpu.api.types import ChunkRecord
 from meshfusion.jbof.format import LBA_BYTES
@@ -18,6 +18,7 @@ from meshfusion.jbof.media.buffer import AlignedBuffer
 from meshfusion.jbof.media.faults import DataFileError, MediaFault
 from meshfusion.jbof.media.file import DataFile, open_data_file
 from meshfusion.jbof.owner_record import OwnerRecord, encode_owner_record
+from meshfusion.jbof.pool_addresses import drive_of_segment
 from meshfusion.jbof.segment_format import (
     KEY_PREFIX_BYTES,
     SEGMENT_HEADER_LBAS,
@@ -30,6 +31,8 @@ from meshfusion.jbof.segment_format import (
 from meshfusion.jbof.segments import SegmentGeometry, SegmentRecord
 
 logger = logging.getLogger("meshfusion.medium")
+
+Item = TypeVar("Item")
 
 
 class BlockMedium(Protocol):
@@ -138,6 +141,34 @@ class PoolMedium:
             if any(any(self._medium.read_blocks(end, 1)) for end in ends):
                 self.counts["deallocations_not_kept"] += 1
                 logger.error("segment %d: deallocated blocks do not read as zeros, as the medium promises", segment)
+
+
+class ShelfMedium:
+    """The media of all drives of a pool that are here, by the drives' numbers, as one."""
+
+    def __init__(self, media: Mapping[int, PoolMedium]) -> None:
+        self._media = media
+
+    @property
+    def counts(self) -> Counter[str]:
+        return sum((medium.counts for medium in self._media.values()), Counter())
+
+    def open_segments(self, records: Iterable[SegmentRecord]) -> None:
+        """As :meth:`PoolMedium.open_segments`, of each drive."""
+        for number, its_records in _by_drive(records, lambda record: record.segment).items():
+            self._media[number].open_segments(its_records)
+
+    def write_summaries(self, summaries: Iterable[tuple[SegmentRecord, Iterable[ChunkRecord]]]) -> None:
+        """As :meth:`PoolMedium.write_summaries`, of each drive."""
+        for number, its_summaries in _by_drive(summaries, lambda summary: summary[0].segment).items():
+            self._media[number].write_summaries(its_summaries)
+
+
+def _by_drive(items: Iterable[Item], segment_of: Callable[[Item], int]) -> dict[int, list[Item]]:
+    found: dict[int, list[Item]] = {}
+    for item in items:
+        found.setdefault(drive_of_segment(segment_of(item)), []).append(item)
+    return found
 
 
 class FileMedium:

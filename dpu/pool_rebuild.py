@@ -23,6 +23,7 @@ from meshfusion.dpu.api.liveness import forget_liveness, take_liveness_away
 from meshfusion.dpu.index_files import create_index, open_index
 from meshfusion.dpu.owner_lock import OwnerLock
 from meshfusion.dpu.pool_dir import LIVENESS_SUFFIX, PoolLayout, geometry_of, read_data_label
+from meshfusion.dpu.pool_drives import only_drive
 from meshfusion.dpu.pool_medium import FileMedium
 from meshfusion.dpu.pool_place import sync_directory
 from meshfusion.dpu.rebuild import RebuildReport, rebuild
@@ -65,10 +66,11 @@ def rebuild_index(
     the drive is not a pool's, MediaError, and ConfigError when ``has_hosts`` is needed: None, it is not known.
     """
     layout = PoolLayout(path.absolute())
+    only_drive(layout, "making the index anew")
     label, _, _ = read_data_label(layout)
     owner = OwnerLock.take(layout)
     try:
-        _refuse_holders(layout, uuid.UUID(bytes=label.pool_uuid), has_hosts)
+        refuse_holders(layout, uuid.UUID(bytes=label.pool_uuid), has_hosts)
         medium = FileMedium.open(layout.data)
         try:
             if medium.is_writable:
@@ -103,7 +105,8 @@ def _build(layout: PoolLayout, label: Label, reader: _Reader, progress: Callable
     return RebuiltIndex(report, epoch, reader.reads, reader.blocks_read, reader.reads_failed)
 
 
-def _refuse_holders(layout: PoolLayout, pool_uuid: uuid.UUID, has_hosts: HasHosts | None) -> None:
+def refuse_holders(layout: PoolLayout, pool_uuid: uuid.UUID, has_hosts: HasHosts | None) -> None:
+    """Raises when somebody may still write to the pool's drives: see :func:`rebuild_index`."""
     alive = [
         file.name.removesuffix(LIVENESS_SUFFIX)
         for file in sorted(layout.holders.glob(f"*{LIVENESS_SUFFIX}"))
@@ -183,4 +186,4 @@ class _Reader:
             data = self.read(asked.lba, asked.lba_count)
 
 
-__all__ = ["HasHosts", "RebuiltIndex", "rebuild_index"]
+__all__ = ["HasHosts", "RebuiltIndex", "rebuild_index", "refuse_holders"]

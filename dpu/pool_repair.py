@@ -6,7 +6,6 @@ the service drops each that a load finds.
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +13,11 @@ from pathlib import Path
 from meshfusion.dpu.index import Index
 from meshfusion.dpu.index_files import open_index, scan_in_child
 from meshfusion.dpu.owner_lock import OwnerLock
-from meshfusion.dpu.pool_dir import PoolLayout, geometry_of, read_label_copies, write_label
-from meshfusion.dpu.pool_inspect import SCAN_DEADLINE_S, ChunkChecker, all_chunks, segment_problems
+from meshfusion.dpu.pool_dir import PoolLayout, write_label
+from meshfusion.dpu.pool_drives import PoolDrives, find_drives
+from meshfusion.dpu.pool_inspect import SCAN_DEADLINE_S, ChunkChecker, all_chunks, open_data, segment_problems
 from meshfusion.dpu.pool_medium import FileMedium, PoolMedium
 from meshfusion.dpu.store.effects import DeleteChunk
-from meshfusion.jbof.label import Label
-from meshfusion.jbof.media.file import DirectMode, open_data_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,41 +39,45 @@ def repair_pool(path: Path, progress: Callable[[int, int], None]) -> RepairRepor
     whole, and MediaError.
     """
     layout = PoolLayout(path.absolute())
-    label, label_problems = read_label_copies(layout)
-    owner = OwnerLock.take(layout)
+    drives = find_drives(layout)
+    owner = OwnerLock.take(layout, drives.paths)
     try:
-        pool_uuid, capacity_bytes = str(uuid.UUID(bytes=label.pool_uuid)), geometry_of(label).capacity_bytes
+        pool_uuid, capacity_bytes = drives.pool_uuid, drives.capacity_bytes
         totals = scan_in_child(layout.index, pool_uuid, capacity_bytes, deadline_s=SCAN_DEADLINE_S)
         with open_index(layout.index, pool_uuid, capacity_bytes, payload_bytes=totals.payload_bytes) as index:
             entries_dropped = index.drop_damaged()
-            chunks = _drop_chunks(layout, label, index, lambda done: progress(done, max(done, totals.chunk_count)))
-            segments = _repair_segments(layout, label, index)
-        if label_problems:
-            write_label(layout.data, label)
-        return RepairReport(totals.chunk_count, chunks, entries_dropped, segments, label_problems)
+            chunks = _drop_chunks(drives, index, lambda done: progress(done, max(done, totals.chunk_count)))
+            segments = _repair_segments(drives, index)
+        for drive in drives.here:
+            if drive.label_problems:
+                write_label(drive.path, drive.label)
+        return RepairReport(totals.chunk_count, chunks, entries_dropped, segments, drives.label_problems)
     finally:
         owner.release()
 
 
-def _drop_chunks(layout: PoolLayout, label: Label, index: Index, progress: Callable[[int], None]) -> tuple[str, ...]:
-    checker, dropped = ChunkChecker(label), []
-    with open_data_file(layout.data, writable=False, direct=DirectMode.AUTO) as data:
+def _drop_chunks(drives: PoolDrives, index: Index, progress: Callable[[int], None]) -> tuple[str, ...]:
+    checker, dropped = ChunkChecker(drives.here[0].label), []
+    with open_data(drives) as data:
         for done, record in enumerate(all_chunks(index)):
-            if problem := checker.problem_of(record, data):
+            is_here = all(shard.extent.namespace in data for shard in record.shards)
+            if is_here and (problem := checker.problem_of(record, data)):
                 index.apply([DeleteChunk(record.key, record.shards[0].extent)])
                 dropped.append(f"{record.key.hex()}: {problem}")
             progress(done + 1)
     return tuple(dropped)
 
 
-def _repair_segments(layout: PoolLayout, label: Label, index: Index) -> tuple[str, ...]:
+def _repair_segments(drives: PoolDrives, index: Index) -> tuple[str, ...]:
     """The index knows what the headers must say."""
-    with open_data_file(layout.data, writable=False, direct=DirectMode.AUTO) as data:
-        found = tuple(segment_problems(index, label, data))
-    if found:
-        file = FileMedium.open(layout.data)
-        try:
-            PoolMedium(file, label, geometry_of(label), index.epoch()).write_headers(record for record, _ in found)
-        finally:
-            file.close()
+    with open_data(drives) as data:
+        found = tuple(segment_problems(index, drives, data))
+    for drive in drives.here:
+        records = [record for record, _ in found if record.segment in drive.geometry.segments]
+        if records:
+            file = FileMedium.open(drive.path)
+            try:
+                PoolMedium(file, drive.label, drive.geometry, index.epoch()).write_headers(records)
+            finally:
+                file.close()
     return tuple(problem for _, problem in found)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from meshfusion.jbof.format import DATA_START_LBA, LBA_BYTES
+from meshfusion.jbof.pool_addresses import MAX_DRIVE_SEGMENTS
 from meshfusion.jbof.sizes import format_size
 
 MIN_SEGMENT_COUNT = 4
 MIN_SEGMENT_BYTES = 1 << 20
-MAX_SEGMENT_COUNT = (1 << 32) - 1  # the label's field has 32 bits
+MAX_SEGMENT_COUNT = MAX_DRIVE_SEGMENTS
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
-import uuid
 from collections import Counter
 from pathlib import Path
 
 from meshfusion.dpu.api import types as api
 from meshfusion.dpu.index import Index
-from meshfusion.dpu.pool_dir import geometry_of
 from meshfusion.dpu.store.store import Store
 from meshfusion.jbof.format import FORMAT_VERSION
-from meshfusion.jbof.label import Label
 
 
 def status_of(
     store: Store,
     index: Index,
-    label: Label,
+    pool_uuid: str,
     directory: Path,
     now_s: float,
     *,
-    medium_counts: Counter[str],
+    other_counts: Counter[str],
     exports_problem: str,
 ) -> api.PoolStatus:
     """Under the pool's mutex, the index too: a chunk then always shows as granted, as committed or as both."""
-    geometry, counts = geometry_of(label), store.segments.counts()
+    geometry, counts = store.segments.geometry, store.segments.counts()
     return api.PoolStatus(
-        pool_uuid=str(uuid.UUID(bytes=label.pool_uuid)),
+        pool_uuid=pool_uuid,
         path=str(directory),
         format_version=FORMAT_VERSION,
         epoch=store.epoch,
@@ -39,7 +36,7 @@ def status_of(
         segments_sealed=counts.sealed,
         segments_reclaiming=0,
         segments_quarantined=store.quarantined_segment_count(),
-        capacity_bytes=geometry.capacity_bytes,
+        capacity_bytes=geometry.segment_bytes * geometry.segment_count,
         committed_chunk_count=index.chunk_count(),
         committed_payload_bytes=index.payload_bytes,
         pinned_bytes=store.leases.pinned_bytes,
@@ -47,7 +44,7 @@ def status_of(
         grant_count=len(store.grants),
         saves_stopped_reason=store.saves_stopped_reason(now_s),
         holders=store.holder_statuses(now_s),
-        counters=tuple(sorted((store.counters + medium_counts).items())),
+        counters=tuple(sorted((store.counters + other_counts).items())),
         exports_problem=exports_problem,
     )
 

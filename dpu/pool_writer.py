@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from meshfusion.dpu.api.types import ChunkRecord
-from meshfusion.dpu.pool_medium import PoolMedium
 from meshfusion.dpu.store.effects import Effect, OpenSegment, SummarizeSegment
 from meshfusion.jbof.errors import MediaError, MeshFusionError, ServiceUnavailableError
 from meshfusion.jbof.segments import SegmentRecord
@@ -27,7 +26,7 @@ class TransactionWriter:
     """``settle(ticket, error)`` is called in ticket order, after the sync and before waiters wake."""
 
     def __init__(
-        self, index: EffectIndex, medium: PoolMedium, settle: Callable[[int, MeshFusionError | None], None]
+        self, index: EffectIndex, medium: EffectMedium, settle: Callable[[int, MeshFusionError | None], None]
     ) -> None:
         self._index = index
         self._medium = medium
@@ -108,7 +107,15 @@ class EffectIndex(Protocol):
     def apply(self, effects: Iterable[Effect]) -> None: ...
 
 
-def apply_effects(effects: Sequence[Effect], index: EffectIndex, medium: PoolMedium) -> None:
+class EffectMedium(Protocol):
+    """What is used of :class:`~meshfusion.dpu.pool_medium.PoolMedium`, or of all drives' as one."""
+
+    def write_summaries(self, summaries: Iterable[tuple[SegmentRecord, Iterable[ChunkRecord]]]) -> None: ...
+
+    def open_segments(self, records: Iterable[SegmentRecord]) -> None: ...
+
+
+def apply_effects(effects: Sequence[Effect], index: EffectIndex, medium: EffectMedium) -> None:
     """All of it is durable when this returns. Raises what the index and the medium raise; part of it may be done then,
     and no segment that was to be opened is used."""
     due = [effect.record for effect in effects if isinstance(effect, SummarizeSegment)]

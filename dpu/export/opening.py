@@ -14,6 +14,7 @@ from meshfusion.dpu.export.keeper import ExportKeeper, FencingTarget, Holders
 from meshfusion.dpu.export.keys import HostKeys
 from meshfusion.dpu.export.plan import ExportPlan, TargetKind, nqn_prefix_of
 from meshfusion.dpu.pool_dir import PoolLayout
+from meshfusion.dpu.pool_drives import only_drive
 from meshfusion.jbof.errors import ConfigError
 from meshfusion.jbof.format import LBA_BYTES
 
@@ -33,6 +34,7 @@ def keeper_of(config: ExportsConfig, holders: Holders, pool_uuid: uuid.UUID, lay
 def _plan_and_target(
     config: ExportsConfig, pool_uuid: uuid.UUID, layout: PoolLayout
 ) -> tuple[ExportPlan, FencingTarget]:
+    only_drive(layout, "exporting")
     data = layout.data
     bdev = f"mf-{pool_uuid}" if config.spdk is None or config.spdk.bdev is None else config.spdk.bdev
     plan = ExportPlan(

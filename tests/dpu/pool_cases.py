@@ -80,7 +80,7 @@ class Holder:
                 unit_digests=digests,
             )
             buffer.view[:4096] = encode_chunk_header(header)
-            path = Path(self.attachment.namespaces[0].path)
+            path = Path(next(n.path for n in self.attachment.namespaces if n.nsid == extent.namespace))
             with open_data_file(path, writable=True, direct=DirectMode.OFF) as data:
                 data.write_from(extent.lba, buffer.view)
                 data.flush()
@@ -99,6 +99,13 @@ class Holder:
         group = api.GroupKeys(0, tuple(key(i) for i in chunks), (0,) * len(chunks))
         request = api.MatchRequest(self.id, "r", 16, (group,))
         return self.pool.match(request, deadline_s=DEADLINE_S)
+
+    def match_alone(self, i: int) -> api.MatchReply:
+        """Of chunk ``i``, as if nothing before it were needed."""
+        group = api.GroupKeys(0, (b"",) * i + (key(i),), (*range(1, i + 1), i))
+        reply = self.pool.match(api.MatchRequest(self.id, "r", 16, (group,)), deadline_s=DEADLINE_S)
+        self.pool.release(api.ReleaseRequest(self.id, (reply.lease_id,)), deadline_s=DEADLINE_S)
+        return reply
 
     def leave(self) -> None:
         os.close(self.lock)

@@ -232,9 +232,9 @@ def test_a_pool_that_exists_is_opened_when_looked_at_closely(tmp_path: Path) -> 
 
 
 def test_a_new_pool_needs_room_when_looked_at_closely(tmp_path: Path) -> None:
-    (problem,) = closely(write(tmp_path, GOOD.replace("4GiB", "4PiB")))
+    (problem,) = closely(write(tmp_path, GOOD.replace("4GiB", "512TiB")))
     assert re.match(
-        r"line 3: pool\.size = '4PiB': is more than the \d+MiB that are free on the filesystem of ", problem
+        r"line 3: pool\.size = '512TiB': is more than the \d+MiB that are free on the filesystem of ", problem
     )
     (tmp_path / "disk").write_bytes(b"something")
     (problem,) = closely(write(tmp_path, GOOD.replace("4GiB", "4GiB, data_path: $TMP/disk")))

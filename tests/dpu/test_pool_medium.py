@@ -127,7 +127,7 @@ def test_a_reclaimed_segment_is_deallocated_behind_its_header(path: Path, pool: 
 
 
 def test_a_medium_that_cannot_deallocate_is_counted(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool._file._data, "deallocate", lambda lba, lba_count: False)
+    monkeypatch.setattr(pool._drives.drives[0].file._data, "deallocate", lambda lba, lba_count: False)
     with Holder(pool) as holder:
         assert holder.put(0)
     assert (counter(pool, "deallocations_unsupported"), counter(pool, "segments_deallocated")) == (1, 0)
@@ -137,7 +137,7 @@ def test_a_promise_of_zeros_that_is_not_kept_is_counted(pool: Pool, monkeypatch:
     with Holder(pool) as holder:
         for i in range(SEGMENT_COUNT):
             assert holder.put(i, FULL_SEGMENT_UNITS)
-        monkeypatch.setattr(pool._file._data, "deallocate", lambda lba, lba_count: True)
+        monkeypatch.setattr(pool._drives.drives[0].file._data, "deallocate", lambda lba, lba_count: True)
         assert holder.put(10)
     assert counter(pool, "deallocations_not_kept") == 1
 
@@ -151,7 +151,7 @@ def test_a_failing_opening_costs_one_segment_at_most(
         for i in range(SEGMENT_COUNT):
             assert holder.put(i, FULL_SEGMENT_UNITS)
         with monkeypatch.context() as patch:
-            patch.setattr(pool._file._data, operation, broken)
+            patch.setattr(pool._drives.drives[0].file._data, operation, broken)
             for i in range(3):
                 with pool._mutex:
                     pool._store._stopped_until_s = 0.0  # as if its time were over
@@ -198,9 +198,9 @@ def test_a_read_only_medium_serves_hits(path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(FileMedium, "open", classmethod(read_only))
     with Pool.open(path) as pool, Holder(pool) as holder:
         assert len(holder.match(0).chunks) == 1
-        with pytest.raises(MediaError, match="read-only"):
-            holder.reserve(1)
-        assert len(holder.match(0).chunks) == 1
+        assert holder.reserve(1).outcome is ReserveOutcome.NO_SPACE
+        assert counter(pool, "drives_only_read") == 1
+        assert len(holder.match(0).chunks) == 1, "and nothing was reclaimed for it"
 
 
 def test_on_a_block_device(tmp_path: Path) -> None:

@@ -1,0 +1,132 @@
+"""Which drives a pool of several has, and where: the file ``drives`` in its directory.
+
+A pool of one drive has none. JSON, for people to read; each drive's label says the same of its number and UUIDs, and is
+believed rather than the path.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from meshfusion.dpu.pool_place import sync_directory
+from meshfusion.jbof.errors import FormatError, MediaError
+from meshfusion.jbof.pool_addresses import MAX_DRIVE_NUMBER
+
+DRIVE_LIST: Final = "drives"
+_VERSION: Final = 1
+_MAX_BYTES: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ListedDrive:
+    """``uuid``: the drive's, in hexadecimal. ``is_draining``: nothing new is written to it."""
+
+    number: int
+    path: Path
+    uuid: str
+    segment_count: int
+    is_draining: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DriveList:
+    """``drives``: by number, at least one. ``next_number``: of the next drive; numbers are never used twice, so that
+    nothing of a drive that was removed is taken for another's."""
+
+    pool_uuid: str
+    segment_bytes: int
+    next_number: int
+    drives: tuple[ListedDrive, ...]
+
+    @property
+    def capacity_bytes(self) -> int:
+        return self.segment_bytes * sum(drive.segment_count for drive in self.drives)
+
+    def find(self, number: int) -> ListedDrive | None:
+        return next((drive for drive in self.drives if drive.number == number), None)
+
+    def with_drive(self, drive: ListedDrive) -> DriveList:
+        """With it, or with it changed."""
+        others = [other for other in self.drives if other.number != drive.number]
+        drives = tuple(sorted([*others, drive], key=lambda listed: listed.number))
+        return replace(self, drives=drives, next_number=max(self.next_number, drive.number + 1))
+
+    def without_drive(self, number: int) -> DriveList:
+        return replace(self, drives=tuple(drive for drive in self.drives if drive.number != number))
+
+
+def read_drive_list(directory: Path) -> DriveList | None:
+    """None: there is none. Raises FormatError for one that is damaged, and MediaError."""
+    file = directory / DRIVE_LIST
+    try:
+        with file.open("rb") as opened:
+            raw = opened.read(_MAX_BYTES)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise MediaError(f"{file} cannot be read: {error.strerror}", next_step="check its permissions") from error
+    try:
+        return _decoded(json.loads(raw))
+    except (ValueError, KeyError, TypeError) as error:
+        raise FormatError(
+            f"{file} is damaged: {error!r}",
+            next_step="correct it (each drive's number, path, uuid, segment_count), or create the pool anew",
+        ) from error
+
+
+def write_drive_list(directory: Path, drives: DriveList) -> None:
+    """Durably, and all at once. Raises MediaError."""
+    file, new = directory / DRIVE_LIST, directory / f".{DRIVE_LIST}.new"
+    content = {
+        "version": _VERSION,
+        "pool_uuid": drives.pool_uuid,
+        "segment_bytes": drives.segment_bytes,
+        "next_number": drives.next_number,
+        "drives": [
+            {
+                "number": drive.number,
+                "path": str(drive.path),
+                "uuid": drive.uuid,
+                "segment_count": drive.segment_count,
+                "is_draining": drive.is_draining,
+            }
+            for drive in drives.drives
+        ],
+    }
+    try:
+        with new.open("w") as opened:
+            opened.write(json.dumps(content, indent=2) + "\n")
+            opened.flush()
+            os.fsync(opened.fileno())
+        new.rename(file)
+        sync_directory(directory)
+    except OSError as error:
+        raise MediaError(f"{file} cannot be written: {error}", next_step="check space and permissions there") from error
+
+
+def _decoded(content: Any) -> DriveList:
+    if content["version"] != _VERSION:
+        raise ValueError(f"version {content['version']!r} instead of {_VERSION}")
+    drives = tuple(
+        ListedDrive(
+            int(drive["number"]),
+            Path(drive["path"]),
+            bytes.fromhex(drive["uuid"]).hex(),
+            int(drive["segment_count"]),
+            bool(drive["is_draining"]),
+        )
+        for drive in content["drives"]
+    )
+    numbers = [drive.number for drive in drives]
+    found = DriveList(content["pool_uuid"], int(content["segment_bytes"]), int(content["next_number"]), drives)
+    if not drives or numbers != sorted(set(numbers)) or not 0 <= numbers[0] <= numbers[-1] <= MAX_DRIVE_NUMBER:
+        raise ValueError(f"its drives have the numbers {numbers}")
+    if found.next_number <= numbers[-1] or any(drive.segment_count <= 0 for drive in drives):
+        raise ValueError("its numbers do not fit together")
+    if not all(drive.path.is_absolute() for drive in drives):
+        raise ValueError("a drive's path is not absolute")
+    return found

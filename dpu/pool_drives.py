@@ -1,0 +1,123 @@
+"""The drives of a pool: which are here, and what keeps the others away.
+
+A pool of one drive needs it. Of several, those that are here are enough to start with: what lies on the others is not
+found until they are back, and nothing is ever written to a drive whose label is not the one that was listed.
+"""
+
+from __future__ import annotations
+
+import shlex
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+from meshfusion.dpu.drive_list import DriveList, ListedDrive, read_drive_list
+from meshfusion.dpu.pool_dir import PoolLayout, check_is_pool, geometry_of, read_label_at, read_label_copies
+from meshfusion.jbof.errors import FormatError, MeshFusionError, UnsupportedError
+from meshfusion.jbof.label import Label
+from meshfusion.jbof.segments import SegmentGeometry
+
+
+@dataclass(frozen=True, slots=True)
+class PoolDrive:
+    """One that is here. ``label_problems``: what is wrong with a copy of its label that is not needed."""
+
+    path: Path
+    label: Label
+    label_problems: tuple[str, ...] = ()
+    is_draining: bool = False
+
+    @property
+    def number(self) -> int:
+        return self.label.drive_number
+
+    @property
+    def geometry(self) -> SegmentGeometry:
+        return geometry_of(self.label)
+
+
+@dataclass(frozen=True, slots=True)
+class AbsentDrive:
+    number: int
+    problem: MeshFusionError
+
+
+@dataclass(frozen=True, slots=True)
+class PoolDrives:
+    """``here``: by number, at least one. ``capacity_bytes``: of all, also those that are absent."""
+
+    here: tuple[PoolDrive, ...]
+    absent: tuple[AbsentDrive, ...]
+    capacity_bytes: int
+
+    @property
+    def pool_uuid(self) -> str:
+        return str(uuid.UUID(bytes=self.here[0].label.pool_uuid))
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        return tuple(drive.path for drive in self.here)
+
+    @property
+    def numbers(self) -> frozenset[int]:
+        """Of all drives."""
+        return frozenset(drive.number for drive in self.here) | {drive.number for drive in self.absent}
+
+    @property
+    def label_problems(self) -> tuple[str, ...]:
+        return tuple(problem for drive in self.here for problem in drive.label_problems)
+
+
+def find_drives(layout: PoolLayout) -> PoolDrives:
+    """Raises what :func:`~meshfusion.dpu.pool_dir.read_label_copies` raises when this is no pool or no drive of it is
+    here."""
+    listed = read_drive_list(layout.directory)
+    if listed is None:
+        label, problems = read_label_copies(layout)
+        return PoolDrives((PoolDrive(layout.data, label, problems),), (), geometry_of(label).capacity_bytes)
+    check_is_pool(layout)
+    here: list[PoolDrive] = []
+    absent: list[AbsentDrive] = []
+    for drive in listed.drives:
+        try:
+            here.append(_found(layout, listed, drive))
+        except MeshFusionError as error:
+            absent.append(AbsentDrive(drive.number, error))
+    if not here:
+        raise absent[0].problem
+    return PoolDrives(tuple(here), tuple(absent), listed.capacity_bytes)
+
+
+def list_of_one(drives: PoolDrives) -> DriveList:
+    """What the list of a pool of one drive would say, if it had one."""
+    (drive,) = drives.here
+    label = drive.label
+    listed = ListedDrive(drive.number, drive.path.absolute(), label.drive_uuid.hex(), label.segment_count)
+    return DriveList(drives.pool_uuid, drive.geometry.segment_bytes, drive.number + 1, (listed,))
+
+
+def only_drive(layout: PoolLayout, what: str) -> None:
+    """Raises UnsupportedError for a pool of several drives, with which ``what`` cannot be done yet."""
+    if read_drive_list(layout.directory) is not None:
+        raise UnsupportedError(
+            f"{layout.directory} has several drives, and {what} knows pools of one drive only",
+            next_step="use a pool of one drive for this",
+        )
+
+
+def _found(layout: PoolLayout, listed: DriveList, drive: ListedDrive) -> PoolDrive:
+    remove = f"mfctl jbof remove {shlex.quote(str(layout.directory))} {drive.number}"
+    step = f"attach it, or give it up with what it holds: {remove}"
+    label, problems = read_label_at(drive.path, step)
+    expected = (uuid.UUID(listed.pool_uuid).bytes, bytes.fromhex(drive.uuid), drive.number)
+    if label.pool_uuid != expected[0]:
+        raise FormatError(f"{drive.path} belongs to the pool {uuid.UUID(bytes=label.pool_uuid)}", next_step=step)
+    if (label.pool_uuid, label.drive_uuid, label.drive_number) != expected:
+        raise FormatError(
+            f"{drive.path} is drive {label.drive_number} of this pool ({label.drive_uuid.hex()}), and drive "
+            f"{drive.number} ({drive.uuid}) should be there",
+            next_step=step,
+        )
+    if label.segment_lba_count * label.lba_bytes != listed.segment_bytes or label.segment_count != drive.segment_count:
+        raise FormatError(f"{drive.path} has other segments than it was listed with", next_step=step)
+    return PoolDrive(drive.path, label, problems, drive.is_draining)

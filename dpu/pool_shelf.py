@@ -1,0 +1,117 @@
+"""The drives of a pool, opened: their media and the shelf of their segments."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from meshfusion.dpu.pool_drives import PoolDrive, PoolDrives
+from meshfusion.dpu.pool_medium import FileMedium, PoolMedium, ShelfMedium
+from meshfusion.jbof.errors import FormatError, MediaError
+from meshfusion.jbof.pool_addresses import drive_of_segment
+from meshfusion.jbof.segments import SegmentRecord, SegmentTable
+from meshfusion.jbof.shelf import Shelf, ShelfDrive
+
+logger = logging.getLogger("meshfusion.pool")
+
+
+@dataclass(frozen=True, slots=True)
+class OpenDrive:
+    """``takes_segments``: it can be written, and shall be."""
+
+    drive: PoolDrive
+    file: FileMedium
+    takes_segments: bool
+
+
+@dataclass(frozen=True, slots=True)
+class OpenDrives:
+    """It owns the files."""
+
+    drives: tuple[OpenDrive, ...]
+    numbers: frozenset[int]  # of all drives of the pool
+
+    @classmethod
+    def open(cls, found: PoolDrives) -> OpenDrives:
+        """All drives that are here. One of several that cannot be opened is left out, and that is told; raises
+        :class:`~meshfusion.jbof.media.faults.DataFileError` when none can."""
+        for drive in found.absent:
+            logger.error("drive %d is away, and what it holds is not found: %s", drive.number, drive.problem)
+        drives: list[OpenDrive] = []
+        errors: list[MediaError] = []
+        for here in found.here:
+            try:
+                file = FileMedium.open(here.path)
+            except MediaError as error:
+                logger.error("drive %d is away, and what it holds is not found: %s", here.number, error)
+                errors.append(error)
+            else:
+                drives.append(OpenDrive(here, file, file.is_writable and not here.is_draining))
+        if not drives:
+            raise errors[0]
+        return cls(tuple(drives), found.numbers)
+
+    def begin_epoch(self, epoch: int) -> tuple[ShelfMedium, OpenDrives]:
+        """The medium for an owner of this epoch, which is now on every drive that is written to, durably.
+
+        One of several that it cannot be written to takes no segments. Raises MediaError when it is the only one.
+        """
+        media = {
+            one.drive.number: PoolMedium(one.file, one.drive.label, one.drive.geometry, epoch) for one in self.drives
+        }
+        drives = []
+        for one in self.drives:
+            takes_segments = one.takes_segments
+            if one.file.is_writable:
+                try:
+                    media[one.drive.number].write_owner()
+                except MediaError as error:
+                    if len(self.drives) == 1:
+                        raise
+                    logger.error("drive %d is only read: %s", one.drive.number, error)
+                    takes_segments = False
+            drives.append(OpenDrive(one.drive, one.file, takes_segments))
+        return ShelfMedium(media), OpenDrives(tuple(drives), self.numbers)
+
+    def check(self, records: Sequence[SegmentRecord]) -> None:
+        """``records``: of the index. Raises :class:`FormatError` for segments that the pool's drives do not have."""
+        unknown = {drive_of_segment(record.segment) for record in records} - self.numbers
+        if unknown:
+            numbers = ", ".join(map(str, sorted(unknown)))
+            raise FormatError(
+                f"the index names segments of drive {numbers}, which the pool's list of drives does not have",
+                next_step="restore the list, or give up what these drives hold: mfctl jbof remove PATH NUMBER",
+            )
+        here = {one.drive.number: one.drive.geometry.segments for one in self.drives}
+        its_drives = ((record.segment, here.get(drive_of_segment(record.segment))) for record in records)
+        if any(segments is not None and segment not in segments for segment, segments in its_drives):
+            raise FormatError(
+                "the index names segments that its drive does not have",
+                next_step="make the index anew from the medium: mfctl pool rebuild-index PATH",
+            )
+
+    def shelf(self, records: Sequence[SegmentRecord]) -> Shelf:
+        """``records``: of all drives of the pool, as :meth:`check` has seen them."""
+        last_seq = max((record.opened_seq for record in records), default=0)
+        return Shelf((ShelfDrive(_table(one, records), one.takes_segments) for one in self.drives), last_seq)
+
+    @property
+    def counters(self) -> tuple[tuple[str, int], ...]:
+        """For the pool's status; none for a pool of one drive that is as it should be."""
+        read_only = sum(not one.takes_segments for one in self.drives)
+        counts = {
+            "drives": len(self.numbers) if len(self.numbers) > 1 else 0,
+            "drives_away": len(self.numbers) - len(self.drives),
+            "drives_only_read": read_only,
+        }
+        return tuple((name, count) for name, count in counts.items() if count)
+
+    def close(self) -> None:
+        for one in self.drives:
+            one.file.close()
+
+
+def _table(one: OpenDrive, records: Iterable[SegmentRecord]) -> SegmentTable:
+    geometry = one.drive.geometry
+    return SegmentTable(geometry, (record for record in records if record.segment in geometry.segments))
