@@ -11,6 +11,9 @@ All numbers are little-endian; every structure has the envelope of :mod:`meshfus
         then               extents, one after another, each a chunk header and its units
         last blocks        its summary, once nothing is written into it any more, its first part in the last block
 
+A pool's segments are numbered over all its drives: segment ``i`` of drive ``d`` is ``d << 24 | i`` in headers,
+summaries and the index; LBAs are the drive's own.
+
 Segments begin and end on multiples of the drive's ``alignment_lba_count``. The index says what is visible; all of it
 can be found again from the medium alone (meshfusion.jbof.recovery).
 

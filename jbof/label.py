@@ -15,7 +15,7 @@ one is told and passed over; copies of another version or that contradict each o
         64     4  segment_count: u32
         68     4  data_start_lba: u32, first block of segment 0 (at least 256: the first MiB is for labels and the like)
         72     4  alignment_lba_count: u32, at least 1; data_start_lba and segment_lba_count are multiples of it
-        76     2  drive_number: u16, of the pool's drives; in the high bits of its segments' numbers once there are more
+        76     2  drive_number: u16, 0 to 254, among the pool's drives; in the high 8 bits of its segments' numbers
         78     2  drive_name_bytes: u16, at most 64
         80    64  drive_name: UTF-8, then zero; the drive's serial or what else tells it from others, empty for a file
        144     4  crc32 (zlib) of bytes 0 to 143

@@ -19,7 +19,7 @@ class IdKind(enum.Enum):
     NGUID = "nguid"
     EUI64 = "eui64"
     UUID = "uuid"
-    LABEL = "label"  # the pool's own, on the medium
+    LABEL = "label"  # the drive's UUID there, which its pool gave it
     INODE = "inode"  # of a file or a device node: only until the next start of the machine for the latter
 
 
@@ -69,9 +69,9 @@ def nvme_identity(
     return DriveIdentity(model, serial, f"nsid.{nsid}")
 
 
-def label_identity(pool_uuid: bytes) -> DriveIdentity:
+def label_identity(drive_uuid: bytes) -> DriveIdentity:
     """Of a file or device that carries a pool's label: it keeps it wherever it is moved."""
-    return DriveIdentity("file", "", f"{IdKind.LABEL.value}.{pool_uuid.hex()}")
+    return DriveIdentity("file", "", f"{IdKind.LABEL.value}.{drive_uuid.hex()}")
 
 
 def inode_identity(device: int, inode: int) -> DriveIdentity:

@@ -179,6 +179,7 @@ def _path_finding(kind: str, is_possible: bool, reason: str, next_step: str) -> 
 def _look_at_data(pool: Path) -> OpenedData | MeshFusionError:
     """The pool's data, or a file that is made for a moment where it would lie."""
     from meshfusion.dpu.pool_dir import PoolLayout
+    from meshfusion.dpu.pool_drives import find_drives
     from meshfusion.dpu.pool_place import is_free
     from meshfusion.host.path.block_layout import look_at_data, look_at_folder
     from meshfusion.jbof.media.faults import DataFileError
@@ -186,7 +187,7 @@ def _look_at_data(pool: Path) -> OpenedData | MeshFusionError:
     try:
         if is_free(pool):
             return look_at_folder(pool if pool.is_dir() else pool.parent)
-        return look_at_data(PoolLayout(pool.absolute()).data)
+        return look_at_data(find_drives(PoolLayout(pool.absolute())).here[0].path)
     except OSError as error:
         return DataFileError.from_os_error(error, "cannot be looked at", pool)
     except MeshFusionError as error:
@@ -220,16 +221,20 @@ def check_pool(path: Path) -> Iterator[Finding]:
 
 def _check_opening(path: Path) -> Finding:
     """Reads what ``mfctl pool status`` reads, beside whoever owns the pool, and fails with the same words."""
-    from meshfusion.dpu.pool_dir import PoolLayout, read_label_copies
+    from meshfusion.dpu.pool_dir import PoolLayout
+    from meshfusion.dpu.pool_drives import find_drives
     from meshfusion.dpu.pool_inspect import inspect_pool
 
     try:
         status = inspect_pool(path)
-        _, label_problems = read_label_copies(PoolLayout(path.absolute()))
+        drives = find_drives(PoolLayout(path.absolute()))
     except MeshFusionError as error:
         return Finding("pool", State.FAIL, error.message, error.next_step)
-    if label_problems:
-        return Finding("pool", State.WARN, "; ".join(label_problems), f"mfctl pool check {path}")
+    if drives.absent:
+        away = "; ".join(f"drive {drive.number} is away: {drive.problem.message}" for drive in drives.absent)
+        return Finding("pool", State.WARN, away, f"mfctl jbof drives {path}")
+    if drives.label_problems:
+        return Finding("pool", State.WARN, "; ".join(drives.label_problems), f"mfctl pool check {path}")
     return Finding("pool", State.OK, f"opens: {status.segment_count} segments, {status.committed_chunk_count} chunks")
 
 

@@ -1,4 +1,4 @@
-"""``mfctl jbof``: list, show, wear, locate."""
+"""``mfctl jbof``: list, show, wear, locate; the drives of a pool are beside it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import click
 from meshfusion.jbof.errors import UnsupportedError
 from meshfusion.tools.mfctl import drive_sources
 from meshfusion.tools.mfctl.drive_sources import discovered, drive_options, find_drive
+from meshfusion.tools.mfctl.jbof_pool_commands import add, drain, drives, remove
 from meshfusion.tools.mfctl.output import document_format_option, print_document, print_fields, print_table
 
 if TYPE_CHECKING:
@@ -18,9 +19,10 @@ if TYPE_CHECKING:
 
 @click.group()
 def jbof() -> None:
-    """See the drives: what they are, how they are, where they stand.
+    """See the drives: what they are, how they are, where they stand; and those of a pool.
 
-    Drives are named by their key (serial number and identifier), serial number, or slot. Reading them needs root.
+    Drives are named by their key (serial number and identifier), serial number, or slot; those of a pool by their
+    number in it. Reading them needs root.
     """
 
 
@@ -104,3 +106,7 @@ def locate(
         print_document({"key": found.identity.key, "slot": slot.name, "is_blinking": not off}, output_format)
     else:
         click.echo(f"the light of {found.identity.key} in slot {slot.name} is {'off' if off else 'blinking'}")
+
+
+for command in (add, drain, drives, remove):
+    jbof.add_command(command)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from meshfusion.dpu.pool_inspect import CheckReport
 
 
-def _size(ctx: click.Context, param: click.Parameter, value: str) -> int:
+def parse_size(ctx: click.Context, param: click.Parameter, value: str) -> int:
     from meshfusion.jbof.sizes import parse_size_bytes
 
     try:
@@ -36,7 +36,7 @@ def _size(ctx: click.Context, param: click.Parameter, value: str) -> int:
 
 
 def _size_or_none(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
-    return None if value is None else _size(ctx, param, value)
+    return None if value is None else parse_size(ctx, param, value)
 
 
 PATH = click.Path(path_type=Path, readable=False)  # whether it can be read is told with a next step
@@ -52,13 +52,25 @@ def pool() -> None:
 @pool.command()
 @click.argument("path", type=PATH)
 @click.option(
-    "--size", "size_bytes", callback=_size, required=True, metavar="SIZE", help="Size of the pool, for example 4GiB."
+    "--size",
+    "size_bytes",
+    callback=parse_size,
+    required=True,
+    metavar="SIZE",
+    help="Size of the data on each drive, for example 4GiB.",
 )
 @click.option(
-    "--segment-size", "segment_bytes", callback=_size, default="64MiB", show_default=True, metavar="SIZE",
+    "--segment-size", "segment_bytes", callback=parse_size, default="64MiB", show_default=True, metavar="SIZE",
     help="Unit of reclaim.",
 )  # fmt: skip
-@click.option("--data-path", type=PATH, help="Block device or file for the data; default: a file inside PATH.")
+@click.option(
+    "--data-path", "data_paths", type=PATH, multiple=True,
+    help="Block device or file for the data; default: a file inside PATH. Several times: a drive for each.",
+)  # fmt: skip
+@click.option(
+    "--drives", "drive_count", type=click.IntRange(1, 255), metavar="N",
+    help="Several files inside PATH instead of one, to try a pool of several drives.",
+)  # fmt: skip
 @click.option("--force", is_flag=True, help="Overwrite what is on the --data-path; needs --serial.")
 @click.option(
     "--serial", metavar="TEXT",
@@ -69,24 +81,37 @@ def create(
     path: Path,
     size_bytes: int,
     segment_bytes: int,
-    data_path: Path | None,
+    data_paths: tuple[Path, ...],
+    drive_count: int | None,
     force: bool,
     serial: str | None,
     output_format: str,
 ) -> None:
     """Create an empty pool in PATH, a new or an empty directory."""
     from meshfusion.dpu.pool import create_pool, inspect_pool
+    from meshfusion.dpu.pool_create import create_pool_of_drives
 
-    if force != (serial is not None) or (force and data_path is None):
+    if force != (serial is not None) or (force and not data_paths):
         raise click.UsageError("--force, --serial and --data-path belong together.")
-    create_pool(path, size_bytes=size_bytes, segment_bytes=segment_bytes, data_path=data_path, overwrite_serial=serial)
+    if drive_count is not None and data_paths:
+        raise click.UsageError("--drives makes files inside PATH; with --data-path, name it once for each drive.")
+    drives = data_paths or (None,) * (drive_count or 1)
+    if len(drives) == 1:
+        data_path = drives[0]
+        create_pool(
+            path, size_bytes=size_bytes, segment_bytes=segment_bytes, data_path=data_path, overwrite_serial=serial
+        )
+    elif force:
+        raise click.UsageError("--force is for one drive: create the pool on it, then add others: mfctl jbof add.")
+    else:
+        create_pool_of_drives(path, size_bytes=size_bytes, segment_bytes=segment_bytes, data_paths=drives)
     status = inspect_pool(path)
     if output_format == "json":
         print_json(status_object(status))
         return
     click.echo(
         f"created pool {status.pool_uuid} in {status.path}: {status.segment_count} segments of "
-        f"{format_bytes(status.segment_bytes)}"
+        f"{format_bytes(status.segment_bytes)}" + (f" on {len(drives)} drives" if len(drives) > 1 else "")
     )
 
 

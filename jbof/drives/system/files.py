@@ -77,7 +77,7 @@ def _identity(fd: int, about: os.stat_result) -> DriveIdentity:
     """By the pool's label where there is one."""
     copies = [os.pread(fd, LBA_BYTES, lba * LBA_BYTES) for lba in LABEL_LBAS]
     try:
-        return label_identity(decode_label_copies(copies).pool_uuid)
+        return label_identity(decode_label_copies(copies).drive_uuid)
     except FormatError:
         is_device = stat.S_ISBLK(about.st_mode)
         return inode_identity(0 if is_device else about.st_dev, about.st_rdev if is_device else about.st_ino)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from meshfusion.dpu.pool import create_pool, inspect_pool
+from meshfusion.dpu.pool import create_pool
 from meshfusion.jbof.drives.domain import DomainMap
 from meshfusion.jbof.drives.drive import DriveKind
 from meshfusion.jbof.drives.system.files import FileDrives
@@ -44,10 +44,10 @@ def test_an_identity_survives_a_renaming_and_not_a_copy(tmp_path: Path) -> None:
 
 
 def test_a_pools_label_names_it(tmp_path: Path) -> None:
-    create_pool(tmp_path / "pool", size_bytes=8 * MIB, segment_bytes=MIB)
+    label = create_pool(tmp_path / "pool", size_bytes=8 * MIB, segment_bytes=MIB)
     data = tmp_path / "pool" / "data"
     (drive,) = FileDrives([data]).discover().drives
-    assert drive.identity.key == f"label.{inspect_pool(tmp_path / 'pool').pool_uuid.replace('-', '')}"
+    assert drive.identity.key == f"label.{label.drive_uuid.hex()}"
     # A copy has the same label, so neither is offered.
     copy = Path(shutil.copy(data, tmp_path / "copy"))
     found = FileDrives([data, copy]).discover()

@@ -334,7 +334,7 @@ def test_a_bad_copy_of_the_label_exits_4(tmp_path: Path, offset: int) -> None:
     assert result.exit_code == 4
     assert "checked 0 chunks" in result.stdout
     assert f"copy of its label (byte {offset - 20}) is damaged" in result.stderr
-    assert f"mfctl pool create {pool} --size 15MiB" in result.stderr
+    assert f"mfctl pool repair {pool}" in result.stderr
     as_json = json.loads(run("pool", "check", str(pool), "--format", "json").stdout)
     assert len(as_json["label_problems"]) == 1
 

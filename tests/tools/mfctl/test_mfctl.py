@@ -64,6 +64,7 @@ def test_help_does_not_wait_for_heavy_libraries() -> None:
 def test_every_command_has_help_and_both_formats() -> None:
     commands = "pool create,pool status,pool check,pool repair,pool rebuild-index,"
     commands += "service run,chunk ls,chunk show,config check,config example,doctor"
+    commands += ",jbof drives,jbof add,jbof drain,jbof remove"
     commands += ",path list,path test,path disable,path enable"
     for command in commands.split(","):
         result = run(*command.split(), "--help")
@@ -306,7 +307,7 @@ def test_config_check_of_a_connector_looks_at_the_place_of_its_pool(tmp_path: Pa
     assert check_connector(tmp_path, {"path": str(path), "size": "257MiB"}, whole=whole).exit_code == 0
     for pool, message in (
         ({"path": str(tmp_path / "a" / "b")}, f": the directory {tmp_path}/a does not exist; mkdir -p {tmp_path}/a"),
-        ({"path": str(path), "size": "4PiB"}, f"{at}.size = '4PiB': is more than the "),
+        ({"path": str(path), "size": "512TiB"}, f"{at}.size = '512TiB': is more than the "),
         ({"path": str(path), "size": "64MiB"}, f"{at}.size = '64MiB': pool size 64MiB is too small"),
         ({"path": str(path), "sise": "64MiB"}, f"{at}.sise: unknown key; did you mean {at}.size?"),
     ):

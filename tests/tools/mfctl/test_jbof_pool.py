@@ -1,0 +1,114 @@
+"""``mfctl`` on pools of several drives: made, shown, one more, one less."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+
+from meshfusion.dpu.pool import Pool
+from meshfusion.tools.mfctl.doctor import check_pool
+from meshfusion.tools.mfctl.findings import State
+from tests.tools.mfctl.test_mfctl import run
+
+CREATE = ("--size", "6MiB", "--segment-size", "1MiB")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    assert create(tmp_path / "pool", "--drives", "3").exit_code == 0
+    return tmp_path / "pool"
+
+
+def create(path: Path, *options: str) -> Result:
+    return run("pool", "create", str(path), *CREATE, *options)
+
+
+def blank(path: Path) -> str:
+    path.touch()
+    os.truncate(path, 6 << 20)
+    return str(path)
+
+
+def drives(path: Path) -> list[tuple[int, str]]:
+    rows = json.loads(run("jbof", "drives", str(path), "--format", "json").output)["drives"]
+    return [(row["number"], row["state"]) for row in rows]
+
+
+def test_a_pool_of_files_to_try_with(tmp_path: Path) -> None:
+    result = create(tmp_path / "pool", "--drives", "3")
+    assert result.output.endswith(": 15 segments of 1.0 MiB on 3 drives\n")
+    assert sorted(file.name for file in (tmp_path / "pool").glob("data*")) == ["data", "data.1", "data.2"]
+    assert "15 of 1.0 MiB: 15 free" in run("pool", "status", str(tmp_path / "pool")).output
+    assert run("pool", "check", str(tmp_path / "pool")).exit_code == 0
+
+
+def test_a_pool_of_named_drives(tmp_path: Path) -> None:
+    named = [blank(tmp_path / name) for name in ("a", "b")]
+    options = [word for name in named for word in ("--data-path", name)]
+    assert create(tmp_path / "pool", *options).exit_code == 0
+    table = run("jbof", "drives", str(tmp_path / "pool")).output
+    assert all(name in table for name in named)
+    assert drives(tmp_path / "pool") == [(0, "here"), (1, "here")]
+
+
+def test_what_does_not_go_together(tmp_path: Path) -> None:
+    a, b = blank(tmp_path / "a"), blank(tmp_path / "b")
+    both = ("--data-path", a, "--data-path", b)
+    for options in (("--drives", "2", "--data-path", a), (*both, "--force", "--serial", "a"), ("--drives", "0")):
+        assert create(tmp_path / "pool", *options).exit_code == 2
+    (tmp_path / "b").write_bytes(b"somebody's data" + bytes(6 << 20))
+    result = create(tmp_path / "pool", *both)
+    assert (result.exit_code, "b is not blank" in result.output) == (4, True)
+    assert not (tmp_path / "pool").exists(), "seen before anything was made"
+
+
+def test_one_more_one_drained_one_less(path: Path, tmp_path: Path) -> None:
+    result = run("jbof", "add", str(path), "--size", "8MiB", "--data-path", blank(tmp_path / "new"))
+    assert result.exit_code != 0, "it is too small"
+    assert "has 6291456 bytes, the pool wants 8388608" in result.output
+    result = run("jbof", "add", str(path), "--size", "6MiB", "--data-path", str(tmp_path / "new"))
+    assert result.output == "added drive 3 with 5 segments\n"
+    assert run("jbof", "drain", str(path), "1").output == "drive 1 takes no new chunks any more\n"
+    assert drives(path) == [(0, "here"), (1, "draining"), (2, "here"), (3, "here")]
+    assert run("jbof", "drain", str(path), "1", "--stop").exit_code == 0
+    assert run("jbof", "remove", str(path), "2").output == "removed drive 2; 0 chunks lay on it and are forgotten\n"
+    assert drives(path) == [(0, "here"), (1, "here"), (3, "here")]
+    assert json.loads(run("jbof", "remove", str(path), "3", "--format", "json").output) == {
+        "number": 3,
+        "chunks_forgotten": 0,
+    }
+    result = run("jbof", "add", str(path), "--size", "6MiB", "--data-path", str(tmp_path / "new"))
+    assert "--force --serial new" in result.output
+    again = ("--data-path", str(tmp_path / "new"), "--force", "--serial", "new", "--format", "json")
+    assert json.loads(run("jbof", "add", str(path), "--size", "6MiB", *again).output) == {"number": 4, "segments": 5}
+
+
+def test_a_pool_that_is_served_is_left_alone(path: Path) -> None:
+    with Pool.open(path):
+        for command in (("add", str(path), "--size", "6MiB"), ("drain", str(path), "1"), ("remove", str(path), "1")):
+            result = run("jbof", *command)
+            assert result.exit_code != 0
+            assert "in use by process" in result.output
+        assert drives(path) == [(0, "here"), (1, "here"), (2, "here")]
+
+
+def test_a_drive_that_is_away_is_named(path: Path) -> None:
+    (path / "data.1").unlink()
+    result = run("jbof", "drives", str(path))
+    assert f"drive 1: {path}/data.1 is missing" in result.output
+    assert f"mfctl jbof remove {path} 1" in result.output
+    assert drives(path) == [(0, "here"), (1, "away"), (2, "here")]
+    finding = {finding.check: finding for finding in check_pool(path)}["pool"]
+    assert (finding.state, "drive 1 is away" in finding.cause) == (State.WARN, True)
+    assert run("jbof", "remove", str(path), "1").exit_code == 0
+    assert {finding.check: finding for finding in check_pool(path)}["pool"].state is State.OK
+
+
+def test_what_knows_one_drive_only_says_so(path: Path) -> None:
+    result = run("pool", "rebuild-index", str(path))
+    assert result.exit_code != 0
+    assert "has several drives" in result.output
