@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from meshfusion.jbof.pool_addresses import (
     drive_of_segment,
     first_segment,
+    is_on_a_drive,
     namespace_of,
     pool_lba,
     split_pool_lba,
@@ -33,6 +34,14 @@ def test_a_pool_lba_is_a_namespace_and_its_block(namespace: int, lba: int) -> No
 @given(number=st.integers(0, 254), segment=st.integers(0, (1 << 24) - 1))
 def test_a_segments_number_names_its_drive(number: int, segment: int) -> None:
     assert drive_of_segment(first_segment(number) + segment) == number
+
+
+def test_what_no_pool_can_have() -> None:
+    """Asked of what a service answers, before it is taken for an address."""
+    assert is_on_a_drive(1, 0, 1)
+    assert is_on_a_drive(255, (1 << 40) - 8, 8)
+    for namespace, lba, lba_count in ((0, 0, 1), (256, 0, 1), (1, (1 << 40) - 8, 9), (1, -1, 1)):
+        assert not is_on_a_drive(namespace, lba, lba_count)
 
 
 def test_our_own_mistakes_are_caught() -> None:
