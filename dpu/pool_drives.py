@@ -96,12 +96,12 @@ def list_of_one(drives: PoolDrives) -> DriveList:
     return DriveList(drives.pool_uuid, drive.geometry.segment_bytes, drive.number + 1, (listed,))
 
 
-def only_drive(layout: PoolLayout, what: str) -> None:
+def only_drive(layout: PoolLayout, what: str, next_step: str = "use a pool of one drive for this") -> None:
     """Raises UnsupportedError for a pool of several drives, with which ``what`` cannot be done yet."""
     if read_drive_list(layout.directory) is not None:
         raise UnsupportedError(
             f"{layout.directory} has several drives, and {what} knows pools of one drive only",
-            next_step="use a pool of one drive for this",
+            next_step=next_step,
         )
 
 

@@ -66,7 +66,12 @@ def rebuild_index(
     the drive is not a pool's, MediaError, and ConfigError when ``has_hosts`` is needed: None, it is not known.
     """
     layout = PoolLayout(path.absolute())
-    only_drive(layout, "making the index anew")
+    only_drive(
+        layout,
+        "making the index anew",
+        "make the pool anew: remove its directory, then mfctl pool create on one of its drives and mfctl jbof add for "
+        "each other, with --force; only cached chunks are lost",
+    )
     label, _, _ = read_data_label(layout)
     owner = OwnerLock.take(layout)
     try:
