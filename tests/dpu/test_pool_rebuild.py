@@ -126,6 +126,20 @@ def test_a_lost_header_takes_its_segment_and_gives_a_later_generation(path: Path
         )
 
 
+def test_an_index_put_back_from_a_copy_is_refused(path: Path, tmp_path: Path) -> None:
+    fill(path)
+    shutil.copytree(path / "index", tmp_path / "copy")
+    with Pool.open(path) as pool, Holder(pool) as holder:
+        assert holder.put(10, FULL_SEGMENT_UNITS)
+    shutil.rmtree(path / "index")
+    shutil.copytree(tmp_path / "copy", path / "index")
+    with pytest.raises(FormatError, match="is an old copy: it ends with epoch 1, the drive with 2") as caught:
+        Pool.open(path)
+    assert "rebuild-index" in caught.value.next_step
+    rebuild_index(path)
+    assert key(10) in stored(path)
+
+
 def test_nobody_may_use_the_pool_meanwhile(path: Path) -> None:
     with Pool.open(path) as pool:
         with pytest.raises(PoolBusyError, match="in use by process"):
