@@ -386,6 +386,7 @@ class WorkerSide:
                 tenant="default",
                 group=group,
                 rank=0,
+                shard_count=1,
                 position_tokens=index * self._form.chunk_tokens,
                 token_count=self._form.chunk_tokens,
                 segment=extent.segment,

@@ -109,6 +109,7 @@ def save_chunk(client: GrpcChunkService, holder: t.Attachment, key: bytes) -> No
         tenant="default",
         group=0,
         rank=0,
+        shard_count=1,
         position_tokens=0,
         token_count=64,
         segment=extent.segment,
