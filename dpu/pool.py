@@ -30,7 +30,7 @@ from meshfusion.dpu.pool_dir import (
     read_label_copies,
 )
 from meshfusion.dpu.pool_inspect import CheckReport, check_pool, inspect_pool
-from meshfusion.dpu.pool_medium import FileMedium, PoolMedium
+from meshfusion.dpu.pool_medium import FileMedium, PoolMedium, refuse_old_index
 from meshfusion.dpu.pool_status import list_chunks, status_of
 from meshfusion.dpu.pool_writer import TransactionWriter
 from meshfusion.dpu.store.checks import refuse_other_exports, refuse_unserved
@@ -87,6 +87,7 @@ class Pool:
         exported_as = "" if self._exports is None else self._exports.name
         if self._exports is not None:
             refuse_other_exports(former, exported_as)
+        refuse_old_index(file, label, index.epoch(), layout.directory)
         epoch = index.next_epoch()
         geometry = geometry_of(label)
         self._medium = PoolMedium(file, label, geometry, epoch)

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Protocol
 
 from meshfusion.dpu.api.types import ChunkRecord
-from meshfusion.jbof.format import LBA_BYTES
+from meshfusion.jbof.errors import FormatError
+from meshfusion.jbof.format import LBA_BYTES, OWNER_LBAS
 from meshfusion.jbof.label import Label
 from meshfusion.jbof.media.buffer import AlignedBuffer
 from meshfusion.jbof.media.faults import DataFileError, MediaFault
 from meshfusion.jbof.media.file import DataFile, open_data_file
-from meshfusion.jbof.owner_record import OwnerRecord, encode_owner_record
+from meshfusion.jbof.owner_record import OwnerRecord, encode_owner_record, last_epoch
 from meshfusion.jbof.segment_format import (
     KEY_PREFIX_BYTES,
     SEGMENT_HEADER_LBAS,
@@ -138,6 +139,20 @@ class PoolMedium:
             if any(any(self._medium.read_blocks(end, 1)) for end in ends):
                 self.counts["deallocations_not_kept"] += 1
                 logger.error("segment %d: deallocated blocks do not read as zeros, as the medium promises", segment)
+
+
+def refuse_old_index(medium: BlockMedium, label: Label, index_epoch: int, directory: Path) -> None:
+    """An index put back from a copy would hand out generations that were in use already (rule 2). The index knows an
+    epoch before the drive does, so one that is behind the drive is not the one that was used last.
+
+    Raises :class:`~meshfusion.jbof.errors.FormatError`.
+    """
+    known = last_epoch([medium.read_blocks(lba, 1) for lba in OWNER_LBAS], label)
+    if known > index_epoch:
+        raise FormatError(
+            f"the index of {directory} is an old copy: it ends with epoch {index_epoch}, the drive with {known}",
+            next_step=f"make it anew from what is on the drive: mfctl pool rebuild-index {directory}",
+        )
 
 
 class FileMedium:
