@@ -163,7 +163,7 @@ def test_truncated(path: Path, kept: float) -> None:
     os.truncate(path / "data.mdb", int(size * kept) if kept < 1 else int(kept))
     with pytest.raises(FormatError, match=r"truncated|damaged") as error:
         scan(path)
-    assert "mfctl pool create" in error.value.next_step
+    assert "mfctl pool rebuild-index" in error.value.next_step
 
 
 def test_a_file_that_ends_before_lmdbs_last_page_is_whole(tmp_path: Path) -> None:
