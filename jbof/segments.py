@@ -8,7 +8,7 @@ call :meth:`SegmentTable.opened`, and only then may extents of that segment leav
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 
@@ -169,6 +169,34 @@ class SegmentTable:
         segment.next_lba += lba_count
         return allocation
 
+    def can_place(self, lba_counts: Sequence[int], may_reclaim: Callable[[int], bool]) -> bool:
+        """Can all of these be allocated, one after the other, with as many openings as that takes?"""
+        room = 0
+        if self._current is not None:
+            end = self.geometry.first_lba(self._current) + self.geometry.segment_lba_count
+            room = end - self._segments[self._current].next_lba
+        is_current_used = bool(lba_counts) and lba_counts[0] <= room
+        openings = 0
+        for lba_count in lba_counts:
+            if lba_count > room:
+                openings, room = openings + 1, self.geometry.segment_lba_count
+            room -= lba_count
+        if not openings:
+            return True
+        openable = len(self._free) + len(self._candidates(may_reclaim))
+        if openings <= openable:
+            return True
+        # Sealed by the first opening, the current one can be the last, unless it holds some of these.
+        current = None if self._current is None else self._segments[self._current]
+        is_current_free = (
+            current is not None
+            and self._current is not None
+            and current.state is SegmentState.OPEN
+            and not (is_current_used or current.read_pins or current.write_pins)
+            and may_reclaim(self._current)
+        )
+        return openable > 0 and openings <= openable + is_current_free
+
     def open_next(self, now_s: float, may_reclaim: Callable[[int], bool]) -> SegmentRecord | None:
         """Seal the current segment and open another: a free one, or the victim with the oldest use.
 
@@ -214,7 +242,12 @@ class SegmentTable:
         segment.state = SegmentState.SEALED
 
     def _victim(self, may_reclaim: Callable[[int], bool]) -> int | None:
-        candidates = [
+        candidates = self._candidates(may_reclaim)
+        return min(candidates)[2] if candidates else None
+
+    def _candidates(self, may_reclaim: Callable[[int], bool]) -> list[tuple[float, int, int]]:
+        """By when they were used last: (time, opening, segment)."""
+        return [
             (segment.last_used_s, segment.opened_seq, index)
             for index, segment in enumerate(self._segments)
             if segment.state is SegmentState.SEALED
@@ -222,4 +255,3 @@ class SegmentTable:
             and segment.write_pins == 0
             and may_reclaim(index)
         ]
-        return min(candidates)[2] if candidates else None
