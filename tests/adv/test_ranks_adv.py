@@ -91,6 +91,33 @@ def test_what_is_remembered_of_failures_is_bounded() -> None:
     assert len(failures._failures) <= 100_000
 
 
+def test_an_engine_one_rank_of_which_fails_to_write_does_not_use_up_the_pool(
+    pool: Pool, start: EngineFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its path is open, and every write of it fails: nothing that is written by the others can ever be seen."""
+    tokens = saved(start, pool)
+    del tokens
+    before = chunks_of(pool)
+    write = StagedSaver.write
+
+    def write_or_fail(saver: StagedSaver, shard: ShardWrite) -> tuple[bytes, ...]:
+        if shard.header.rank == 1:
+            raise MediaError("read-only", next_step="-")
+        return write(saver, shard)
+
+    monkeypatch.setattr(StagedSaver, "write", write_or_fail)
+    engine = start_engine(start)
+    for i in range(120):
+        engine.add(make_request(f"r{i}", prompt(26 * 16, seed=100 + i)))
+        engine.run()
+        engine.finish_all()
+        engine.run()
+        if chunks_of(pool) != before:
+            break
+    assert chunks_of(pool) == before, f"gone after {i + 1} requests"
+    settle(engine, pool)
+
+
 class Switch:
     """A service that is another pool's from a moment on."""
 
