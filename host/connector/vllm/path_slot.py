@@ -67,9 +67,7 @@ class PathSlot:
     def is_opening_to(self, attachment: Attachment | None) -> bool:
         """Is a path to this pool being opened?"""
         opening = self._opening
-        return opening is not None and (
-            attachment is None or opening.attachment.pool_uuid == attachment.pool_uuid
-        )
+        return opening is not None and (attachment is None or opening.attachment.pool_uuid == attachment.pool_uuid)
 
     @property
     def attachment(self) -> Attachment | None:
