@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
+import lzma
 import re
 import zipfile
 import zlib
@@ -98,11 +99,11 @@ def read_wheel(wheel: Path) -> Surface:
     try:
         with zipfile.ZipFile(wheel) as archive:
             surface = read_surface(_wheel_version(archive), _wheel_sources(archive))
-    except (zipfile.BadZipFile, EOFError, zlib.error) as error:
-        raise _not_vllm(wheel, f"is not a wheel ({error})") from error
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # as ast.parse says of deep nesting
         why = str(error) or type(error).__name__
         raise _not_vllm(wheel, f"has source that cannot be read by this Python ({why})") from error
+    except (zipfile.BadZipFile, EOFError, OSError, RuntimeError, lzma.LZMAError, zlib.error) as error:
+        raise _not_vllm(wheel, f"is not a wheel ({error})") from error  # RuntimeError: of a newer version of the format
     absent = [section for section, entries in surface.sections.items() if not entries]
     if absent:
         raise _not_vllm(wheel, f"has nothing of: {', '.join(absent)}")

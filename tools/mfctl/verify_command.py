@@ -67,6 +67,7 @@ def verify(
 
     options = {"max_model_len": context, **parse_engine_options(engine_options), "model": str(model.absolute())}
     check_model_dir(model)
+    _check_one_rank(options)
     if connector is None:
         check_pool_size(pool_size)
     extra = _read_connector(connector) if connector is not None else None
@@ -137,6 +138,16 @@ def parse_engine_options(given: Sequence[str]) -> dict[str, Any]:
         except ValueError:
             options[key] = value
     return options
+
+
+def _check_one_rank(options: Mapping[str, Any]) -> None:
+    """Blocks are read in the process of the engine's core, where those of several ranks are not."""
+    ranks = options.get("tensor_parallel_size", 1)
+    if ranks != 1:
+        raise ConfigError(
+            f"tensor_parallel_size={ranks}: the KV blocks of several ranks cannot be compared yet",
+            next_step="verify with one rank, of a smaller model where this one needs several",
+        )
 
 
 def _read_connector(file: Path) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
+from meshfusion.jbof.errors import MeshFusionError
 from meshfusion.tools.mfctl.main import mfctl
 from meshfusion.tools.mfctl.verify_command import parse_engine_options
 from meshfusion.tools.verify import run
@@ -151,3 +152,11 @@ def test_engine_options_are_json_or_text() -> None:
 def test_other_engine_options_are_wrong_usage(given: str) -> None:
     with pytest.raises(click.UsageError):
         parse_engine_options([given])
+
+
+def test_several_ranks_are_refused_before_an_engine_starts(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    arguments = ["--model", str(tmp_path), "--engine-option", "tensor_parallel_size=2"]
+    done = CliRunner().invoke(mfctl, ["verify", *arguments])
+    assert isinstance(done.exception, MeshFusionError), done.exception
+    assert "tensor_parallel_size" in str(done.exception)
