@@ -17,6 +17,7 @@ from meshfusion.dpu.config_example import example_service_config
 from meshfusion.host.connector.config import Audit, ConnectorConfig, EmbeddedPool
 from meshfusion.host.connector.metrics import GAUGES, METRIC_PREFIX, METRICS
 from meshfusion.host.kv.versions import SUPPORTED_MINORS
+from meshfusion.tools.docs_verify import VERIFY_REPORT
 from meshfusion.tools.mfctl.main import EXIT_CODES_HELP, mfctl
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
@@ -112,6 +113,8 @@ def _sections(command: click.Command, name: str) -> Iterator[str]:
     yield f"## {name}\n\n`{usage}`\n\n{inspect.cleandoc(command.help or '')}\n"
     rows = [_option_row(p) for p in command.params if isinstance(p, click.Option)]
     yield "| option | default | meaning |\n|---|---|---|\n" + "".join(rows)
+    if name == "mfctl verify":
+        yield VERIFY_REPORT
 
 
 def _argument(argument: click.Argument) -> str:
