@@ -44,18 +44,34 @@ told at once. `mfctl config check --connector FILE` tries a whole `--kv-transfer
 CONNECTOR_RANKS = """
 ## Several ranks
 
-With `tensor_parallel_size` above 1 (vLLM 0.32) all ranks of an engine are one holder in the service. A chunk has a
-shard for each rank, or one for ranks that hold the same bytes (MLA, fewer KV heads than ranks, as far as the engine
-says so), which the first of them writes and all read; it can be matched when every shard is written, and a load has
-come when it has on every rank. What one rank fails to write is not stored; what one rank fails to load, by its
-deadline or with other bytes, is recomputed by all. Ranks must be alike in all but where their memory lies: the engine
-refuses to start otherwise, or serves without its cache (`on_unsupported`), and names the rank, also when one rank
-alone is off. A rank that dies ends the engine, as vLLM has it; what it had half written is never matched, and what it
-held is given back after its silence.
+With `tensor_parallel_size` above 1 (vLLM 0.32; with 0.30 and 0.31 the connector refuses it) all ranks of an engine are
+one holder in the service. A chunk has a shard for each rank, or one for ranks that hold the same bytes (MLA, fewer KV
+heads than ranks, as far as the engine says so), which the first of them writes and all read; it can be matched when
+every shard is written, and a load has come when it has on every rank. What one rank fails to write is not stored; what
+one rank fails to load, by its deadline or with other bytes, is recomputed by all. Ranks must be alike in all but where
+their memory lies: the engine refuses to start otherwise, or serves without its cache (`on_unsupported`), and names the
+rank, also when one rank alone was not proven. A rank that dies ends the engine, as vLLM has it; what it had half
+written is never matched, and what it held is given back after its silence.
 
-Audits compare on every rank, and one that a rank could not do comes to nothing. Bytes, descriptors and the chunks
-beside them are counted on each rank and added up, blocks and loads once. Pipeline, context and data parallel engines
-are refused.
+Models with several KV groups (windows, local attention, states) are served like the others, also where ranks hold the
+same of one group alone. Such engines are tested with two to four small workers (`tests/host/connector/test_ranks.py`),
+real ones with the full attention of a tiny Llama only (`tests/e2e/test_ranks.py`, nightly, two ranks, vLLM 0.32).
+
+Engines of different counts of ranks do not share chunks: the count is part of the identity. `kv_layout: auto` acts only
+where the engine has its model in its own process; with a worker for each rank the layout is the engine's. On a
+machine with one NUMA node vLLM for CPUs does not start several ranks until it is told the processors of each:
+
+```sh
+VLLM_CPU_OMP_THREADS_BIND='0|1' vllm serve MODEL --tensor-parallel-size 2 --kv-transfer-config '{
+  "kv_connector": "MeshFusionConnector", "kv_connector_module_path": "meshfusion.host.connector.vllm",
+  "kv_role": "kv_both", "kv_load_failure_policy": "recompute",
+  "kv_connector_extra_config": {"service": "unix:///run/meshfusion/meshfusion.sock"}}'
+```
+
+Audits compare on every rank, and one that a rank could not do comes to nothing. Loads and their blocks, loaded or
+failed, are counted once for all ranks. Blocks with other bytes, audited blocks, bytes, descriptors and the chunks
+beside them are counted on each rank and added up. Pipeline, context and data parallel engines are refused.
+`mfctl verify` is for one rank.
 """
 
 CONNECTOR_EXAMPLE = {
