@@ -41,6 +41,12 @@ told at once. `mfctl config check --connector FILE` tries a whole `--kv-transfer
 ```
 """
 
+CONNECTOR_AUDIT = """
+A name with a dot is a key inside another one. Audits, which are off by default: `"audit": {"share": 0.01}`. What is
+served, and what to set for models with recurrent states, is in [models.md](models.md). KV at another position is never
+matched, see [position.md](position.md).
+"""
+
 CONNECTOR_RANKS = """
 ## Several ranks
 
@@ -97,6 +103,7 @@ def _connector_document() -> str:
     keys = "".join(_key_row("", name, field) for name, field in whole)
     keys += "".join(_key_row("pool.", name, field) for name, field in EmbeddedPool.model_fields.items())
     keys += "".join(_key_row("audit.", name, field) for name, field in Audit.model_fields.items())
+    keys += CONNECTOR_AUDIT
     metrics = "".join(f"| `{METRIC_PREFIX}{name}_total` | {text} |\n" for name, text in METRICS.items())
     metrics += "".join(f"| `{METRIC_PREFIX}{name}` (gauge) | {text} |\n" for name, text in GAUGES.items())
     return (
