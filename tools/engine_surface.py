@@ -95,7 +95,8 @@ def compare(known: Surface, found: Surface) -> tuple[Difference, ...]:
 def read_wheel(wheel: Path) -> Surface:
     """The surface of the vLLM in ``wheel``. Raises :class:`MeshFusionError` when the file is no such wheel."""
     if not wheel.is_file():  # a device may have no end
-        raise _not_vllm(wheel, "is not a file")
+        problem = "is a folder" if wheel.is_dir() else "is not a file" if wheel.exists() else "does not exist"
+        raise _not_vllm(wheel, problem)
     try:
         with zipfile.ZipFile(wheel) as archive:
             surface = read_surface(_wheel_version(archive), _wheel_sources(archive))
@@ -155,7 +156,7 @@ def _wheel_version(archive: zipfile.ZipFile) -> str:
             found = re.search(r"^Version: (\S+)", _text(archive, name), re.MULTILINE)
             if found:
                 return found[1]
-    raise _not_vllm(Path(archive.filename or ""), "has no metadata of vLLM")
+    raise _not_vllm(Path(archive.filename or ""), "has no metadata of vLLM (vllm*.dist-info/METADATA)")
 
 
 def _wheel_sources(archive: zipfile.ZipFile) -> Iterator[Source]:
