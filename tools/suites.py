@@ -24,6 +24,7 @@ OLDER_VLLM_VERSIONS: Final = ("0.30", "0.31")
 TESTS_ON_OLDER_VLLM: Final = tuple(
     f"tests/e2e/test_{name}.py" for name in ("reuse", "corruption", "rollback", "hybrid_reuse")
 )
+SERVING: Final = ("host", "dpu")
 _POLL_S: Final = 0.1
 _PROGRESS_S: Final = 30.0
 _END_WAIT_S: Final = 30.0
@@ -179,7 +180,8 @@ def suites_of_a_run(root: Path, *, bin: Path, nightly: bool) -> list[Suite]:
     return [
         Suite("lab", (*pytest, "tests/lab")),
         Suite("e2e", (*pytest, "tests/e2e", *(f"--ignore={path}" for path in hybrid))),
-        Suite("unit", (*pytest, "tests", "--ignore=tests/e2e", "--ignore=tests/lab")),
+        Suite("unit, host and dpu", (*pytest, *(f"tests/{name}" for name in SERVING))),
+        Suite("unit, the rest", (*pytest, "tests", *(f"--ignore=tests/{name}" for name in (*SERVING, "e2e", "lab")))),
         Suite("e2e, hybrid models", (*pytest, *hybrid)),
         Suite("mypy", (str(bin / "mypy"),)),
         Suite("ruff check", (str(bin / "ruff"), "check")),
