@@ -82,7 +82,7 @@ class Pool:
         if self._exports is not None:
             refuse_other_exports(former, exported_as)
         segments = index.segment_records()
-        drives.check(segments)
+        drives.check(segments, index.epoch(), layout.directory)
         epoch = index.next_epoch()
         self._medium, self._drives = drives.begin_epoch(epoch)
         if self._exports is not None:

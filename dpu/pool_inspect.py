@@ -194,6 +194,7 @@ class ChunkChecker:
             "position_tokens": record.position_tokens,
             "token_count": record.token_count,
             "rank": shard.rank,
+            "shard_count": len(record.shards),
             "segment": shard.extent.segment,
             "generation": shard.extent.generation,
             "lba": shard.extent.lba,

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from meshfusion.dpu.api.types import ChunkRecord
-from meshfusion.jbof.format import LBA_BYTES
+from meshfusion.jbof.errors import FormatError
+from meshfusion.jbof.format import LBA_BYTES, OWNER_LBAS
 from meshfusion.jbof.label import Label
 from meshfusion.jbof.media.buffer import AlignedBuffer
 from meshfusion.jbof.media.faults import DataFileError, MediaFault
 from meshfusion.jbof.media.file import DataFile, open_data_file
-from meshfusion.jbof.owner_record import OwnerRecord, encode_owner_record
+from meshfusion.jbof.owner_record import OwnerRecord, encode_owner_record, last_epoch
 from meshfusion.jbof.pool_addresses import drive_of_segment
 from meshfusion.jbof.segment_format import (
     KEY_PREFIX_BYTES,
@@ -169,6 +170,20 @@ def _by_drive(items: Iterable[Item], segment_of: Callable[[Item], int]) -> dict[
     for item in items:
         found.setdefault(drive_of_segment(segment_of(item)), []).append(item)
     return found
+
+
+def refuse_old_index(medium: BlockMedium, label: Label, index_epoch: int, directory: Path) -> None:
+    """An index put back from a copy would hand out generations that were in use already (rule 2). The index knows an
+    epoch before the drive does, so one that is behind the drive is not the one that was used last.
+
+    Raises :class:`~meshfusion.jbof.errors.FormatError`.
+    """
+    known = last_epoch([medium.read_blocks(lba, 1) for lba in OWNER_LBAS], label)
+    if known > index_epoch:
+        raise FormatError(
+            f"the index of {directory} is an old copy: it ends with epoch {index_epoch}, the drive with {known}",
+            next_step=f"make it anew from what is on the drive: mfctl pool rebuild-index {directory}",
+        )
 
 
 class FileMedium:

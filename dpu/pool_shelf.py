@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from meshfusion.dpu.pool_drives import PoolDrive, PoolDrives
-from meshfusion.dpu.pool_medium import FileMedium, PoolMedium, ShelfMedium
+from meshfusion.dpu.pool_medium import FileMedium, PoolMedium, ShelfMedium, refuse_old_index
 from meshfusion.jbof.errors import FormatError, MediaError
 from meshfusion.jbof.pool_addresses import drive_of_segment
 from meshfusion.jbof.segments import SegmentRecord, SegmentTable
@@ -74,8 +75,11 @@ class OpenDrives:
             drives.append(OpenDrive(one.drive, one.file, takes_segments))
         return ShelfMedium(media), OpenDrives(tuple(drives), self.numbers)
 
-    def check(self, records: Sequence[SegmentRecord]) -> None:
-        """``records``: of the index. Raises :class:`FormatError` for segments that the pool's drives do not have."""
+    def check(self, records: Sequence[SegmentRecord], index_epoch: int, directory: Path) -> None:
+        """``records``: of the index. Raises :class:`FormatError` for segments that the pool's drives do not have, and
+        for an index that is older than one of them."""
+        for one in self.drives:
+            refuse_old_index(one.file, one.drive.label, index_epoch, directory)
         unknown = {drive_of_segment(record.segment) for record in records} - self.numbers
         if unknown:
             numbers = ", ".join(map(str, sorted(unknown)))

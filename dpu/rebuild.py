@@ -3,6 +3,9 @@
 Segments are applied in the order in which they were opened, so of a chunk that lies in two the later one stays. A
 segment without a header that counts holds nothing: it is free, and its generation becomes later than any that was seen
 on the drive, as is every opening's number: no generation is larger than the number of the pool's openings.
+
+Chunks of several shards are left out: they lie in segments that are found at different times, and one shard alone must
+never stand for a chunk (rule 1).
 """
 
 from __future__ import annotations
@@ -39,14 +42,15 @@ class RunAll(Protocol):
 @dataclass(frozen=True, slots=True)
 class RebuildReport:
     """``segments_with_summary`` and ``segments_scanned``: those with a header that counts; the others are free.
-    ``chunks_refused``: named by a summary or a header, and not what that says. ``last_epoch``: of the owners that
-    opened these segments."""
+    ``chunks_refused``: named by a summary or a header, and not what that says. ``shards_left_out``: of chunks with
+    several. ``last_epoch``: of the owners that opened these segments."""
 
     segments_with_summary: int = 0
     segments_scanned: int = 0
     segments_free: int = 0
     chunks_found: int = 0
     chunks_refused: int = 0
+    shards_left_out: int = 0
     last_epoch: int = 0
 
 
@@ -77,7 +81,7 @@ def rebuild(
         if contents.is_stale:
             continue
         used.add(header.segment)
-        chunks = [chunk for chunk in contents.chunks if chunk.rank == 0]  # one rank a chunk is served
+        chunks = [chunk for chunk in contents.chunks if (chunk.rank, chunk.shard_count) == (0, 1)]
         report = _added(report, contents, len(chunks))
         apply([OpenSegment(_record(header, contents)), *(PutChunk(_chunk(drive.label, chunk)) for chunk in chunks)])
     free = [i for i in range(count) if i not in used]
@@ -93,6 +97,7 @@ def _added(report: RebuildReport, contents: SegmentContents, chunk_count: int) -
         segments_scanned=report.segments_scanned + (not contents.is_summarized),
         chunks_found=report.chunks_found + chunk_count,
         chunks_refused=report.chunks_refused + contents.refused,
+        shards_left_out=report.shards_left_out + len(contents.chunks) - chunk_count,
     )
 
 

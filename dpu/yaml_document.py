@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,8 @@ def parse_yaml(text: str, name: str) -> YamlDocument:
         _walk(node, (), lines, duplicates, set())
         return YamlDocument(loader.construct_document(node), lines, tuple(duplicates))
     except yaml.MarkedYAMLError as e:
+        if _is_meant_as_json(text, name):
+            raise _json_error(text, name) from e
         mark = e.problem_mark or e.context_mark
         where = f"{name}, line {mark.line + 1}, column {mark.column + 1}" if mark else name
         raise ConfigError(
@@ -77,6 +80,25 @@ def parse_yaml(text: str, name: str) -> YamlDocument:
         raise ConfigError(f"{name}: not valid YAML: {e}", next_step="Correct the file.") from e
     finally:
         loader.dispose()
+
+
+def _is_meant_as_json(text: str, name: str) -> bool:
+    return name.endswith(".json") or (text.lstrip().startswith("{") and not name.endswith((".yaml", ".yml")))
+
+
+def _json_error(text: str, name: str) -> ConfigError:
+    """Of what is no YAML and is meant as JSON, which but for tabs would be YAML."""
+    try:
+        json.loads(text)
+    except json.JSONDecodeError as e:
+        return ConfigError(
+            f"{name}, line {e.lineno}, column {e.colno}: not valid JSON: {e.msg}",
+            next_step="Correct it there or just before: keys and texts in double quotes, a comma between entries and "
+            "none after the last one, as many closing brackets as opening ones.",
+        )
+    except RecursionError:
+        return ConfigError(f"{name}: not valid JSON: nested too deeply", next_step="Correct the file.")
+    return ConfigError(f"{name}: is JSON with tabs between its entries", next_step="Indent it with spaces.")
 
 
 def _walk(

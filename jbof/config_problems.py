@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import enum
+import json
 import types
 import typing
 from dataclasses import dataclass
@@ -157,6 +158,11 @@ class _Describer:
         )
 
     def _suggestion(self, at: FieldPath, known: dict[str, FieldInfo]) -> str:
+        outer, _, inner = str(at[-1]).partition(".")
+        nested = _model_at(self._model, (*at[:-1], outer))
+        if inner and nested is not None and inner in nested.model_fields:
+            form = json.dumps({outer: {inner: self._given(at)[1]}}, default=str)
+            return f"write the one inside the other: {form[1:-1]}"
         near = _nearest(at, known)
         if near:
             return f"did you mean {'.'.join(map(str, (*self._at, *at[:-1], near)))}?"

@@ -6,6 +6,7 @@ All numbers are little-endian; every structure has the envelope of :mod:`meshfus
     block                  what
     0, 1                   the label, twice (meshfusion.jbof.label)
     2, 3                   the owner's epoch, in turn (meshfusion.jbof.owner_record)
+    4, 5                   kept for who owns the drive, where several machines reach it
     data_start_lba + i*n   segment i, of n = segment_lba_count blocks:
         first block        its header (meshfusion.jbof.segment_format)
         then               extents, one after another, each a chunk header and its units
@@ -26,14 +27,15 @@ left and its units not.
 
     offset  size  field
          0     8  magic b"MESHCHNK"
-         8     4  header_version: u32, 2
+         8     4  header_version: u32, 3
         12     4  unit_count: u32
         16     4  unit_bytes: u32
         20     4  group: u32
         24     4  rank: u32
         28     4  segment: u32
         32     4  token_count: u32
-        36     4  tenant_bytes: u32, at most 64
+        36     2  tenant_bytes: u16, at most 64
+        38     2  shard_count: u16, shards of the whole chunk; no chunk is complete with fewer
         40     8  position_tokens: u64, absolute token offset of the chunk
         48     8  generation: u64, of the segment when this was written
         56     8  lba: u64, of this header itself: a misdirected write is seen
@@ -55,7 +57,7 @@ from typing import Final
 from meshfusion.jbof.envelope import CRC_BYTES, check_magic, check_sealed, damaged, sealed
 
 FORMAT_VERSION: Final = 3  # 2: the digest sums in tiles; 3: segments have headers and summaries
-CHUNK_HEADER_VERSION: Final = 2
+CHUNK_HEADER_VERSION: Final = 3
 LBA_BYTES: Final = 4096
 LABEL_LBAS: Final = (0, 1)
 OWNER_LBAS: Final = (2, 3)
@@ -68,7 +70,7 @@ MAX_TENANT_BYTES: Final = 64
 MAX_UNIT_COUNT: Final = 1 << 20
 
 _CHUNK_MAGIC: Final = b"MESHCHNK"
-_CHUNK: Final = struct.Struct("<8sIIIIIIIIQQQ16s32s32s64s")
+_CHUNK: Final = struct.Struct("<8sIIIIIIIHHQQQ16s32s32s64s")
 assert _CHUNK.size == 208
 
 
@@ -82,6 +84,7 @@ class ChunkHeader:
     tenant: str
     group: int
     rank: int
+    shard_count: int
     position_tokens: int
     token_count: int
     segment: int
@@ -118,6 +121,7 @@ def encode_chunk_header(header: ChunkHeader, lba_bytes: int = LBA_BYTES) -> byte
     assert len(header.identity) == IDENTITY_BYTES
     assert len(header.key) == KEY_BYTES
     assert header.unit_bytes > 0
+    assert header.shard_count > 0
     assert 0 < header.unit_count <= MAX_UNIT_COUNT
     assert all(len(digest) == UNIT_DIGEST_BYTES for digest in header.unit_digests)
     body = _CHUNK.pack(
@@ -130,6 +134,7 @@ def encode_chunk_header(header: ChunkHeader, lba_bytes: int = LBA_BYTES) -> byte
         header.segment,
         header.token_count,
         len(tenant),
+        header.shard_count,
         header.position_tokens,
         header.generation,
         header.lba,
@@ -162,9 +167,12 @@ def decode_chunk_header(data: bytes, *, lba_bytes: int = LBA_BYTES, where: str =
     digests_end = _CHUNK.size + unit_count * UNIT_DIGEST_BYTES
     check_sealed(data[:length_bytes], digests_end, where)
     _, _, _, unit_bytes, group, rank, segment, token_count, tenant_bytes, *rest = _CHUNK.unpack_from(data)
-    position_tokens, generation, lba, pool_uuid, identity, key, tenant_field = rest
-    if tenant_bytes > MAX_TENANT_BYTES or not unit_bytes:
-        raise damaged(f"{where} has impossible sizes: tenant_bytes {tenant_bytes}, unit_bytes {unit_bytes}")
+    shard_count, position_tokens, generation, lba, pool_uuid, identity, key, tenant_field = rest
+    if tenant_bytes > MAX_TENANT_BYTES or not unit_bytes or not shard_count:
+        raise damaged(
+            f"{where} has impossible sizes: tenant_bytes {tenant_bytes}, unit_bytes {unit_bytes}, "
+            f"shard_count {shard_count}"
+        )
     try:
         tenant = tenant_field[:tenant_bytes].decode()
     except UnicodeDecodeError:
@@ -176,6 +184,7 @@ def decode_chunk_header(data: bytes, *, lba_bytes: int = LBA_BYTES, where: str =
         tenant=tenant,
         group=group,
         rank=rank,
+        shard_count=shard_count,
         position_tokens=position_tokens,
         token_count=token_count,
         segment=segment,

@@ -5,7 +5,7 @@ later one than any owner before, it is written here too, durably, before the own
 lies at ``OWNER_LBAS[epoch % 2]``, so a write that is torn or lost leaves that of the epoch before. ::
 
     offset  size  field
-         0     8  magic b"MESHOWNR"
+         0     8  magic b"MESHEPOC"
          8     4  record_version: u32, 3
         12     4  zero
         16     8  epoch: u64
@@ -29,7 +29,7 @@ from meshfusion.jbof.label import Label
 
 OWNER_RECORD_VERSION: Final = 3
 
-_MAGIC: Final = b"MESHOWNR"
+_MAGIC: Final = b"MESHEPOC"
 _RECORD: Final = struct.Struct("<8sIIQ16s16s")
 assert _RECORD.size == 56
 

@@ -12,8 +12,9 @@ The first block of a segment is its header's. At its end room is kept for its su
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 
 from meshfusion.jbof.segment_format import SEGMENT_HEADER_LBAS, summary_lba_count
 from meshfusion.jbof.segment_geometry import SegmentGeometry
@@ -188,6 +189,49 @@ class SegmentTable:
         segment.extent_count += 1
         return allocation
 
+    def can_place(self, lba_counts: Sequence[int], may_reclaim: Callable[[int], bool]) -> bool:
+        """Can all of these be allocated, one after the other, with as many openings as that takes?"""
+        openings, is_current_used = self._openings_for(lba_counts)
+        if not openings:
+            return True
+        openable = self.openable_count(may_reclaim)
+        if openings <= openable:
+            return True
+        # Sealed by the first opening, the current one can be the last, unless it holds some of these.
+        at = self._current
+        is_current_free = (
+            at is not None
+            and not is_current_used
+            and self._segments[at].state is SegmentState.OPEN
+            and not any(self.pins(at))
+            and may_reclaim(at)
+        )
+        return openable > 0 and openings <= openable + is_current_free
+
+    def openable_count(self, may_reclaim: Callable[[int], bool]) -> int:
+        """How many segments could be opened now, one after the other, with nothing released meanwhile."""
+        return len(self._free) + len(self._candidates(may_reclaim))
+
+    def fitting_count(self, lba_counts: Sequence[int]) -> int:
+        """How many of these, from the first on, can be appended to the current segment."""
+        fits = (not self._openings_for(lba_counts[:count])[0] for count in range(1, len(lba_counts) + 1))
+        return sum(takewhile(bool, fits))
+
+    def _openings_for(self, lba_counts: Sequence[int]) -> tuple[int, bool]:
+        """How many segments have to be opened for these, and does the current one take any of them?"""
+        span = used = self.geometry.segment_lba_count
+        extent_count, openings, is_current_used = 0, 0, False
+        if self._current is not None:
+            current = self._segments[self._current]
+            used = span - (self.geometry.end_lba(self._current) - current.next_lba)
+            extent_count = current.extent_count
+        for lba_count in lba_counts:
+            if used + lba_count + summary_lba_count(extent_count + 1) > span:
+                openings, used, extent_count = openings + 1, SEGMENT_HEADER_LBAS, 0
+            is_current_used = is_current_used or not openings
+            used, extent_count = used + lba_count, extent_count + 1
+        return openings, is_current_used
+
     def open_next(self, now_s: float, may_reclaim: Callable[[int], bool]) -> SegmentRecord | None:
         """Seal the current segment and open another: a free one, or the victim with the oldest use.
 
@@ -263,12 +307,16 @@ class SegmentTable:
         return SegmentRecord(index, segment.generation, segment.opened_seq, segment.lifetime_class, is_summarized)
 
     def _victim(self, may_reclaim: Callable[[int], bool]) -> int | None:
-        candidates = [
+        candidates = self._candidates(may_reclaim)
+        return min(candidates)[2] if candidates else None
+
+    def _candidates(self, may_reclaim: Callable[[int], bool]) -> list[tuple[float, int, int]]:
+        """By when they were used last: (time, opening, segment)."""
+        return [
             (segment.last_used_s, segment.opened_seq, index)
             for index, segment in self._segments.items()
             if self._is_victim(index, segment, may_reclaim)
         ]
-        return min(candidates)[2] if candidates else None
 
     def _is_victim(self, index: int, segment: _Segment, may_reclaim: Callable[[int], bool]) -> bool:
         return (

@@ -169,6 +169,19 @@ class Shelf:
                 return found
         return None
 
+    def can_place(self, lba_counts: Sequence[int], may_reclaim: Callable[[int], bool]) -> bool:
+        """Is there room for all of these? An opening for each, on whatever drives, or what the open segments have left;
+        what takes some of both is not looked for."""
+        openable = 0
+        for drive in self._drives.values():
+            openable += drive.segments.openable_count(may_reclaim) if drive.takes_segments else 0
+            if openable >= len(lba_counts):
+                return True
+        left = list(lba_counts)
+        for number in self._stripe:
+            left = left[self._drives[number].segments.fitting_count(left) :]
+        return not left
+
     def open_next(self, now_s: float, may_reclaim: Callable[[int], bool]) -> SegmentRecord | None:
         """Open a segment for the place in the stripe whose turn it is: see
         :meth:`~meshfusion.jbof.segments.SegmentTable.open_next`. What was open there is sealed, on whatever drive."""

@@ -162,6 +162,7 @@ _OURS = re.compile(
     r"(?:meshfusion\.jbof\.errors\.\w+|\b(?:Unsupported|Config|Format|PoolBusy|Media|Service)\w*Error): "
 )
 _EXCEPTION = re.compile(r"(?:\w+\.)*[A-Z]\w*(?:: .*)?$")
+_HANDLED = re.compile(r"^(?:\([^()]*pid=\d+\) )?(?:DEBUG|INFO|WARNING) ")
 # What vLLM's outer processes say once an inner one has failed.
 _ECHO = re.compile(r"initialization failed|EngineDeadError|Worker failed|Failed core proc")
 _NEXT_STEP = "next step:"
@@ -173,12 +174,15 @@ def _cause(log: Path) -> tuple[str, str]:
 
     Our own errors come first, else the first exception that is not the echo of another, else the last "Error".
     """
-    lines = [_PREFIX.sub("", line) for line in log.read_text(errors="replace").splitlines()]
+    logged = log.read_text(errors="replace").splitlines()
+    lines = [_PREFIX.sub("", line) for line in logged]
     for i, line in enumerate(lines):
         found = _OURS.search(line)
         if found:
             return _message_of(line[found.end() :], lines[i + 1 : i + _MESSAGE_LINES_MAX])
-    exceptions = list(_exceptions(lines))
+    # A traceback that is logged as less than an error was dealt with.
+    fatal = [line for line, whole in zip(lines, logged, strict=True) if not _HANDLED.match(whole)]
+    exceptions = [*_exceptions(fatal), *_exceptions(lines)]
     first = next((told for told in exceptions if not _ECHO.search(told)), "")
     errors = [line for line in lines if "Error" in line]
     return first or (errors or lines or ["it said nothing"])[-1], ""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
+import lzma
 import re
 import zipfile
 import zlib
@@ -94,15 +95,16 @@ def compare(known: Surface, found: Surface) -> tuple[Difference, ...]:
 def read_wheel(wheel: Path) -> Surface:
     """The surface of the vLLM in ``wheel``. Raises :class:`MeshFusionError` when the file is no such wheel."""
     if not wheel.is_file():  # a device may have no end
-        raise _not_vllm(wheel, "is not a file")
+        problem = "is a folder" if wheel.is_dir() else "is not a file" if wheel.exists() else "does not exist"
+        raise _not_vllm(wheel, problem)
     try:
         with zipfile.ZipFile(wheel) as archive:
             surface = read_surface(_wheel_version(archive), _wheel_sources(archive))
-    except (zipfile.BadZipFile, EOFError, zlib.error) as error:
-        raise _not_vllm(wheel, f"is not a wheel ({error})") from error
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # as ast.parse says of deep nesting
         why = str(error) or type(error).__name__
         raise _not_vllm(wheel, f"has source that cannot be read by this Python ({why})") from error
+    except (zipfile.BadZipFile, EOFError, OSError, RuntimeError, lzma.LZMAError, zlib.error) as error:
+        raise _not_vllm(wheel, f"is not a wheel ({error})") from error  # RuntimeError: of a newer version of the format
     absent = [section for section, entries in surface.sections.items() if not entries]
     if absent:
         raise _not_vllm(wheel, f"has nothing of: {', '.join(absent)}")
@@ -154,7 +156,7 @@ def _wheel_version(archive: zipfile.ZipFile) -> str:
             found = re.search(r"^Version: (\S+)", _text(archive, name), re.MULTILINE)
             if found:
                 return found[1]
-    raise _not_vllm(Path(archive.filename or ""), "has no metadata of vLLM")
+    raise _not_vllm(Path(archive.filename or ""), "has no metadata of vLLM (vllm*.dist-info/METADATA)")
 
 
 def _wheel_sources(archive: zipfile.ZipFile) -> Iterator[Source]:

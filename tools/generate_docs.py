@@ -20,6 +20,7 @@ from meshfusion.host.connector.metrics import GAUGES, METRIC_PREFIX, METRICS
 from meshfusion.host.kv.versions import SUPPORTED_MINORS
 from meshfusion.jbof import digest, envelope, format, label, owner_record, recovery, segment_format
 from meshfusion.jbof.media import deallocation
+from meshfusion.tools.docs_verify import VERIFY_REPORT
 from meshfusion.tools.mfctl.main import EXIT_CODES_HELP, mfctl
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
@@ -61,21 +62,43 @@ MEDIUM_PARTS = {
     "Finding it again": recovery,
 }
 
+CONNECTOR_AUDIT = """
+A name with a dot is a key inside another one. Audits, which are off by default: `"audit": {"share": 0.01}`. What is
+served, and what to set for models with recurrent states, is in [models.md](models.md). KV at another position is never
+matched, see [position.md](position.md).
+"""
+
 CONNECTOR_RANKS = """
 ## Several ranks
 
-With `tensor_parallel_size` above 1 (vLLM 0.32) all ranks of an engine are one holder in the service. A chunk has a
-shard for each rank, or one for ranks that hold the same bytes (MLA, fewer KV heads than ranks, as far as the engine
-says so), which the first of them writes and all read; it can be matched when every shard is written, and a load has
-come when it has on every rank. What one rank fails to write is not stored; what one rank fails to load, by its
-deadline or with other bytes, is recomputed by all. Ranks must be alike in all but where their memory lies: the engine
-refuses to start otherwise, or serves without its cache (`on_unsupported`), and names the rank, also when one rank
-alone is off. A rank that dies ends the engine, as vLLM has it; what it had half written is never matched, and what it
-held is given back after its silence.
+With `tensor_parallel_size` above 1 (vLLM 0.32; with 0.30 and 0.31 the connector refuses it) all ranks of an engine are
+one holder in the service. A chunk has a shard for each rank, or one for ranks that hold the same bytes (MLA, fewer KV
+heads than ranks, as far as the engine says so), which the first of them writes and all read; it can be matched when
+every shard is written, and a load has come when it has on every rank. What one rank fails to write is not stored; what
+one rank fails to load, by its deadline or with other bytes, is recomputed by all. Ranks must be alike in all but where
+their memory lies: the engine refuses to start otherwise, or serves without its cache (`on_unsupported`), and names the
+rank, also when one rank alone was not proven. A rank that dies ends the engine, as vLLM has it; what it had half
+written is never matched, and what it held is given back after its silence.
 
-Audits compare on every rank, and one that a rank could not do comes to nothing. Bytes, descriptors and the chunks
-beside them are counted on each rank and added up, blocks and loads once. Pipeline, context and data parallel engines
-are refused.
+Models with several KV groups (windows, local attention, states) are served like the others, also where ranks hold the
+same of one group alone. Such engines are tested with two to four small workers (`tests/host/connector/test_ranks.py`),
+real ones with the full attention of a tiny Llama only (`tests/e2e/test_ranks.py`, nightly, two ranks, vLLM 0.32).
+
+Engines of different counts of ranks do not share chunks: the count is part of the identity. `kv_layout: auto` acts only
+where the engine has its model in its own process; with a worker for each rank the layout is the engine's. On a
+machine with one NUMA node vLLM for CPUs does not start several ranks until it is told the processors of each:
+
+```sh
+VLLM_CPU_OMP_THREADS_BIND='0|1' vllm serve MODEL --tensor-parallel-size 2 --kv-transfer-config '{
+  "kv_connector": "MeshFusionConnector", "kv_connector_module_path": "meshfusion.host.connector.vllm",
+  "kv_role": "kv_both", "kv_load_failure_policy": "recompute",
+  "kv_connector_extra_config": {"service": "unix:///run/meshfusion/meshfusion.sock"}}'
+```
+
+Audits compare on every rank, and one that a rank could not do comes to nothing. Loads and their blocks, loaded or
+failed, are counted once for all ranks. Blocks with other bytes, audited blocks, bytes, descriptors and the chunks
+beside them are counted on each rank and added up. Pipeline, context and data parallel engines are refused.
+`mfctl verify` is for one rank.
 """
 
 CONNECTOR_EXAMPLE = {
@@ -134,6 +157,7 @@ def _connector_document() -> str:
     keys = "".join(_key_row("", name, field) for name, field in whole)
     keys += "".join(_key_row("pool.", name, field) for name, field in EmbeddedPool.model_fields.items())
     keys += "".join(_key_row("audit.", name, field) for name, field in Audit.model_fields.items())
+    keys += CONNECTOR_AUDIT
     metrics = "".join(f"| `{METRIC_PREFIX}{name}_total` | {text} |\n" for name, text in METRICS.items())
     metrics += "".join(f"| `{METRIC_PREFIX}{name}` (gauge) | {text} |\n" for name, text in GAUGES.items())
     return (
@@ -166,6 +190,8 @@ def _sections(command: click.Command, name: str) -> Iterator[str]:
     yield f"## {name}\n\n`{usage}`\n\n{inspect.cleandoc(command.help or '')}\n"
     rows = [_option_row(p) for p in command.params if isinstance(p, click.Option)]
     yield "| option | default | meaning |\n|---|---|---|\n" + "".join(rows)
+    if name == "mfctl verify":
+        yield VERIFY_REPORT
 
 
 def _argument(argument: click.Argument) -> str:

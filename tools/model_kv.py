@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -15,6 +16,7 @@ from meshfusion.host.kv.resume import LastWindow, LocalChunk, ResumeRule, StateA
 from meshfusion.jbof.errors import MeshFusionError
 
 CHILD_DEADLINE_S = 600.0
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _NEXT_STEP = "Name a folder with the config.json of a model that this vLLM can run."
 
 
@@ -48,7 +50,7 @@ class LayerKv:
 
 @dataclass(frozen=True, slots=True)
 class GroupKv:
-    """``refusals``: why it is not offloaded, each "thing; way out"; empty: it is."""
+    """``refusals``: why its kind is not served, each "thing; way out"; empty: it is."""
 
     members: tuple[LayerKv, ...]
     refusals: tuple[str, ...]
@@ -123,6 +125,11 @@ def describe_model(model: Path) -> ModelKv:
 
 def _check_config(model: Path) -> None:
     """What need not wait for a child process."""
+    if not model.is_dir():
+        problem = "is not a folder" if model.exists() else "does not exist"
+        is_name = not model.exists() and _HUB_NAME.fullmatch(str(model))
+        download = "If it is the name of a model on a hub: download it first, then name its folder."
+        raise MeshFusionError(f"{model} {problem}", next_step=download if is_name else _NEXT_STEP)
     config = model / "config.json"
     if not config.is_file():
         raise MeshFusionError(f"{model} has no config.json", next_step=_NEXT_STEP)

@@ -82,8 +82,8 @@ def check_model_dir(model: Path) -> None:
 
 def _unusable_model(model: Path, why: str) -> ConfigError:
     return ConfigError(
-        f"--model {model} is not a usable model folder: {why}",
-        next_step="give the path of a folder in Hugging Face format, or leave --model out",
+        f"{model} is not a usable model folder: {why}",
+        next_step="give the path of a folder in Hugging Face format, with a config.json and the weights",
     )
 
 

@@ -24,6 +24,7 @@ OLDER_VLLM_VERSIONS: Final = ("0.30", "0.31")
 TESTS_ON_OLDER_VLLM: Final = tuple(
     f"tests/e2e/test_{name}.py" for name in ("reuse", "corruption", "rollback", "hybrid_reuse")
 )
+SERVING: Final = ("host", "dpu")
 _POLL_S: Final = 0.1
 _PROGRESS_S: Final = 30.0
 _END_WAIT_S: Final = 30.0
@@ -77,11 +78,26 @@ def run_suites(
                 _say(out, began_s, "; ".join(f"{one.suite.name}: {one.last_line()}" for one in running))
             time.sleep(_POLL_S)
     except BaseException:
+        _end(running)
         for one in running:
-            one.stop()
-            one.report(out)
+            with suppress(OSError):  # of a reader that has gone
+                one.report(out)
         raise
     return outcomes
+
+
+def _end(running: Sequence[_Running]) -> None:
+    """As if interrupted at the terminal, so that they clear up behind themselves; killed if that takes too long, or
+    when somebody does not want to wait for it."""
+    end_s = time.monotonic() + _END_WAIT_S
+    try:
+        for one in running:
+            one.interrupt()
+        for one in running:
+            one.wait(max(0.0, end_s - time.monotonic()))
+    finally:
+        for one in running:
+            one.kill()
 
 
 class _Running:
@@ -115,17 +131,22 @@ class _Running:
         whole = [line.strip() for line in lines[:-1] if line.strip()]
         return whole[-1][-60:] if whole else "..."
 
-    def stop(self) -> None:
-        """As if interrupted at the terminal, so that it clears up behind itself; killed if that takes too long."""
-        if self._process is None or self._process.poll() is not None:
-            return
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGINT)
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=_END_WAIT_S)
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+    def interrupt(self) -> None:
+        if self._process is not None and self._process.poll() is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGINT)
+
+    def wait(self, seconds: float) -> None:
+        if self._process is not None:
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout=seconds)
+
+    def kill(self) -> None:
+        """It, and what it has left running."""
+        if self._process is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
 
     def report(self, out: TextIO) -> Outcome:
         """Print what it printed."""
@@ -159,7 +180,8 @@ def suites_of_a_run(root: Path, *, bin: Path, nightly: bool) -> list[Suite]:
     return [
         Suite("lab", (*pytest, "tests/lab")),
         Suite("e2e", (*pytest, "tests/e2e", *(f"--ignore={path}" for path in hybrid))),
-        Suite("unit", (*pytest, "tests", "--ignore=tests/e2e", "--ignore=tests/lab")),
+        Suite("unit, host and dpu", (*pytest, *(f"tests/{name}" for name in SERVING))),
+        Suite("unit, the rest", (*pytest, "tests", *(f"--ignore=tests/{name}" for name in (*SERVING, "e2e", "lab")))),
         Suite("e2e, hybrid models", (*pytest, *hybrid)),
         Suite("mypy", (str(bin / "mypy"),)),
         Suite("ruff check", (str(bin / "ruff"), "check")),
@@ -171,7 +193,8 @@ def suites_of_a_run(root: Path, *, bin: Path, nightly: bool) -> list[Suite]:
 def main(arguments: Sequence[str]) -> int:
     root = Path(__file__).resolve().parent.parent
     os.chdir(root)
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    for number in (signal.SIGTERM, signal.SIGHUP):  # the latter: the terminal was closed
+        signal.signal(number, lambda number, frame: sys.exit(128 + number))
     suites = suites_of_a_run(root, bin=Path(sys.executable).parent, nightly="--nightly" in arguments)
     outcomes = run_suites(suites, sys.stdout)
     print("", *(outcome.line() for outcome in outcomes), sep="\n")

@@ -63,8 +63,11 @@ def has_hosts(config: ExportsConfig, pool_uuid: uuid.UUID, exported_as: str, lay
             next_step="name the configuration that the pool was served with",
         )
     nothing = plan.export(())
+    # The kernel does not tell who is connected, and taking a host off its list does not end that: there, only a
+    # subsystem without a namespace has nobody who could write.
+    is_silent = plan.kind is TargetKind.NVMET
     return any(
-        there.allow_any_host or there.hosts or there.connections or there.pending
+        there.allow_any_host or there.hosts or there.connections or there.pending or (is_silent and there.namespaces)
         for there in target.read(nothing)
         if nothing.manages(there.nqn)
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from meshfusion.jbof.segments import Allocation, SegmentCounts, SegmentRecord
@@ -52,6 +52,8 @@ class Segments(Protocol):
     def used(self, segment: int, now_s: float) -> None: ...
 
     def allocate(self, lba_count: int) -> Allocation | None: ...
+
+    def can_place(self, lba_counts: Sequence[int], may_reclaim: Callable[[int], bool]) -> bool: ...
 
     def allocate_elsewhere(self, lba_count: int) -> Allocation | None: ...
 

@@ -461,21 +461,31 @@ class Store:
             return api.ReserveResult(api.ReserveOutcome.NO_SPACE)
         if self._quarantine_full():
             return api.ReserveResult(api.ReserveOutcome.NO_SPACE)
-        extents = []
-        for shard in item.shards:
-            extent = self._allocate(now_s, shard, pending)
-            if extent is None:
-                return api.ReserveResult(api.ReserveOutcome.NO_SPACE)
-            extents.append(extent)
-        grant = self.grants.add(now_s, holder_id, item, tuple(extents))
+        lba_counts = [self._lba_count(shard) for shard in item.shards]
+        if not self.segments.can_place(lba_counts, self._may_reclaim):  # nothing is to be reclaimed in vain
+            return api.ReserveResult(api.ReserveOutcome.NO_SPACE)
+        extents: list[api.Extent] = []
+        for lba_count in lba_counts:
+            extent = self._allocate(now_s, lba_count, pending)
+            if extent is not None:
+                extents.append(extent)
+                self.segments.pin_write(extent.segment)  # it must not be reclaimed for the next shard
+        is_placed = len(extents) == len(lba_counts)
+        grant = self.grants.add(now_s, holder_id, item, tuple(extents)) if is_placed else None
+        for extent in extents:
+            self.segments.unpin_write(extent.segment)
+        if grant is None:
+            return api.ReserveResult(api.ReserveOutcome.NO_SPACE)
         return api.ReserveResult(api.ReserveOutcome.GRANTED, grant.grant_id, grant.extents)
 
     def _quarantine_full(self) -> bool:
         limit = self.options.quarantine_max_fraction * self.segments.geometry.segment_count
         return self.quarantined_segment_count() > limit
 
-    def _allocate(self, now_s: float, shard: api.ShardSize, pending: _Pending) -> api.Extent | None:
-        lba_count = shard_lba_count(shard.unit_bytes, shard.unit_count, self.segments.geometry.lba_bytes)
+    def _lba_count(self, shard: api.ShardSize) -> int:
+        return shard_lba_count(shard.unit_bytes, shard.unit_count, self.segments.geometry.lba_bytes)
+
+    def _allocate(self, now_s: float, lba_count: int, pending: _Pending) -> api.Extent | None:
         allocation = self.segments.allocate(lba_count)
         if allocation is None:
             record = self.segments.open_next(now_s, self._may_reclaim)

@@ -102,8 +102,12 @@ class EmbeddedPool(_Model):
     path: Annotated[Path, BeforeValidator(_pool_path)] = Field(
         description="directory of the pool", examples=["/var/lib/meshfusion/pool"]
     )
-    size: SizeBytes = Field(default=4 << 30, ge=32 << 20, description="bytes on disk when it is made; default 4GiB")
-    segment_size: SizeBytes = Field(default=64 << 20, ge=1 << 20, description="bytes of a segment; default 64MiB")
+    size: SizeBytes = Field(
+        default=4 << 30, ge=32 << 20, description="bytes on disk when it is made, or a text; default 4GiB"
+    )
+    segment_size: SizeBytes = Field(
+        default=64 << 20, ge=1 << 20, description="bytes of a segment, or a text; default 64MiB"
+    )
 
 
 class Audit(_Model):
@@ -114,8 +118,9 @@ class Audit(_Model):
         default=0.0,
         ge=0,
         le=1,
-        description="of hits, from 0 (none) to 1, that are computed all the same and compared with what is stored; for "
-        "example 0.001",
+        examples=[0.01],
+        description="of hits, from 0 (none) to 1, that are computed all the same and compared with what is stored; one "
+        "at a time, so that with 1 hits are loaded only while another one is audited",
     )
     alarms_max: int = Field(
         default=3,
@@ -165,13 +170,17 @@ class ConnectorConfig(_Model):
         default=1 << 20,
         ge=4096,
         le=1 << 30,
-        description="blocks are grouped into chunks of at least this size on each rank",
+        description="blocks are grouped into chunks of at least this size on each rank, in bytes or as a text such as "
+        "1MiB; counted on full attention groups where there are any; models with states keep the shortest chunks",
     )
     lookup_deadline_ms: float = Field(
         default=20.0, gt=0, le=10_000, description="a lookup that takes longer counts as a miss"
     )
     save_queue: SizeBytes = Field(
-        default=256 << 20, ge=1 << 20, description="memory of each rank that saves may keep pinned; more is dropped"
+        default=256 << 20,
+        ge=1 << 20,
+        description="memory of each rank that saves may keep pinned, in bytes or as a text such as 256MiB; more is "
+        "dropped",
     )
     load_threads: int = Field(default=4, ge=1, le=64, description="threads that read, copy and prove units")
     direct_io: bool = Field(default=True, description="O_DIRECT where it works")

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 READ_FAILURES_MAX = 3
+REMEMBERED_MAX = 10_000
+"""Chunks: those that failed first are forgotten first, since what is reclaimed is never read again."""
 
 
 class ReadFailures:
@@ -34,4 +36,6 @@ class ReadFailures:
             del self._failures[key]
             return True
         self._failures[key] = (count, self._good_loads)
+        if len(self._failures) > REMEMBERED_MAX:
+            del self._failures[next(iter(self._failures))]
         return False

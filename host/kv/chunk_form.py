@@ -6,11 +6,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from meshfusion.dpu.api.limits import MAX_KEYS_PER_MATCH
-from meshfusion.dpu.api.types import ShardSize
+from meshfusion.dpu.api.limits import MAX_KEYS_PER_MATCH, MAX_MESSAGE_BYTES
+from meshfusion.dpu.api.types import UNIT_DIGEST_BYTES, ShardSize
 from meshfusion.host.kv.group_layout import GroupLayout
 from meshfusion.host.kv.resume import GroupPlan, ResumeRule, StateAtBoundary, WholePrefix
 from meshfusion.jbof.errors import UnsupportedError
+
+_RECORD_BYTES, _SHARD_BYTES = 112, 48
+"""In an answer, without digests: a little more than they take."""
+_ANSWER_BYTES_MAX = MAX_MESSAGE_BYTES * 7 // 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +67,16 @@ class ChunkForm:
         """The last boundary, in chunks, at which a request of ``token_count`` tokens may resume, among those that one
         lookup can ask for: of a very long prompt the first ones, since one that asks for more is refused whole."""
         last = (token_count if self.may_end_with_prompt else max(0, token_count - 1)) // self.chunk_tokens
-        return min(last, MAX_KEYS_PER_MATCH // len(self.plans))
+        return min(last, MAX_KEYS_PER_MATCH // len(self.plans), _ANSWER_BYTES_MAX // max(1, self._answer_bytes))
+
+    @property
+    def _answer_bytes(self) -> int:
+        """At most so much of the answer to a lookup is about one chunk of every group that needs all its chunks."""
+        return sum(
+            _RECORD_BYTES + self.shard_count(p.group) * (_SHARD_BYTES + UNIT_DIGEST_BYTES * p.kept_blocks_max)
+            for p in self.plans
+            if isinstance(p.rule, WholePrefix)
+        )
 
     def shard_count(self, group: int) -> int:
         """Shards of each of the group's chunks."""

@@ -26,6 +26,7 @@ HASH_ALGORITHMS = ("sha256", "sha256_cbor")  # the others are not collision resi
 _WITHOUT = "start the engine without this connector"
 _VERSIONS = f"vLLM {SUPPORTED_MINORS[0]} to {SUPPORTED_MINORS[-1]}"
 _ONE_RANK = "set it to 1: of several ranks only tensor-parallel ones are served yet"
+_SERVE_ANYWAY = "on_unsupported: serve_without_cache"
 _MISSING = object()
 
 
@@ -126,10 +127,12 @@ def check_supported(
     kv_cache_config: Any,
     *,
     force_load_failure_policy: bool = False,
+    serves_without_cache: bool = False,
     version: str | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> None:
-    """Raises one :class:`UnsupportedError` that lists every refusal."""
+    """Raises one :class:`UnsupportedError` that lists every refusal. ``serves_without_cache``: that is set already and
+    need not be advised."""
     found = (
         *refusals(
             vllm_config,
@@ -142,8 +145,9 @@ def check_supported(
     if found:
         listed = "".join(f"\n  - {line}" for line in found)
         raise UnsupportedError(
-            f"MeshFusion does not know this engine to be right, for {len(found)} reason(s):{listed}",
-            next_step="change what is named, or set on_unsupported: serve_without_cache to start without the cache",
+            f"MeshFusion has not been proven right with this engine, for {len(found)} reason(s):{listed}",
+            next_step="change what is named"
+            + ("" if serves_without_cache else f", or set {_SERVE_ANYWAY} to start without the cache"),
         )
 
 

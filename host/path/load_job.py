@@ -25,11 +25,13 @@ class UnitRead(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class UnitFailure:
-    """``index`` of the unit in its job; ``is_mismatch``: the medium answered, with other bytes."""
+    """``index`` of the unit in its job; ``is_mismatch``: the medium answered, with other bytes; ``is_untried``: it was
+    given up before the medium answered, which says nothing of what lies there."""
 
     index: int
     is_mismatch: bool
     reason: str
+    is_untried: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +102,7 @@ class LoadJob:
         self._abandoned_why = self._abandoned_why or reason
 
     def _fail_open_units(self) -> None:
-        self._failures += [UnitFailure(index, False, self._abandoned_why) for index in sorted(self._open)]
+        self._failures += [UnitFailure(index, False, self._abandoned_why, True) for index in sorted(self._open)]
         self._open.clear()
 
     @property
@@ -125,7 +127,7 @@ class LoadJob:
         """The outcomes of units whose writing :meth:`enter` did not allow. They are no less failed than those nobody
         came to: others that were let in before may still be writing theirs, and then these here are heard."""
         reason = self._abandoned_why or "its outcome was told"
-        return [UnitFailure(first + i, False, reason) for i in range(unit_count)]
+        return [UnitFailure(first + i, False, reason, True) for i in range(unit_count)]
 
     def done(self, indexes: range, outcomes: Sequence[UnitFailure | None], *, descriptors: int = 0) -> None:
         """The outcomes of some units, and what they took; ignored once the load's outcome was told."""

@@ -71,6 +71,7 @@ class Holder:
                 tenant="default",
                 group=0,
                 rank=0,
+                shard_count=1,
                 position_tokens=16 * i,
                 token_count=16,
                 segment=extent.segment,

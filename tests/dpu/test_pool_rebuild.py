@@ -6,6 +6,7 @@ import os
 import random
 import shutil
 import uuid
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,8 @@ from meshfusion.dpu.pool_dir import PoolLayout, geometry_of, note_exported, read
 from meshfusion.dpu.pool_rebuild import rebuild_index
 from meshfusion.dpu.pool_repair import repair_pool
 from meshfusion.jbof.errors import ConfigError, FormatError, PoolBusyError
-from meshfusion.jbof.format import LBA_BYTES
+from meshfusion.jbof.format import LBA_BYTES, encode_chunk_header
+from tests.dpu import pool_cases
 from tests.dpu.pool_cases import FULL_SEGMENT_UNITS, SEGMENT_COUNT, Holder, key, make_pool
 from tests.dpu.test_pool_faults import commit_and_kill, fill_completely
 from tests.dpu.test_pool_medium import summarize
@@ -113,6 +115,24 @@ def test_a_chunk_that_was_half_written_or_rotted_is_left_out(path: Path) -> None
     assert stored(path).keys() == {key(1), key(2), key(5)}
 
 
+@pytest.mark.parametrize("changes", [{"shard_count": 2}, {"rank": 1, "shard_count": 2}], ids=("first", "second"))
+def test_one_shard_never_stands_for_a_chunk_of_several(
+    path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, int]
+) -> None:
+    real = encode_chunk_header
+    with Pool.open(path) as pool, Holder(pool) as holder:
+        assert holder.put(0)
+        with monkeypatch.context() as patch:
+            patch.setattr(pool_cases, "encode_chunk_header", lambda header: real(replace(header, **changes)))
+            assert holder.put(1)
+    (wrong,) = check_pool(path, quiet).damaged
+    assert "disagrees with the index in" in wrong
+    assert "shard_count" in wrong
+    report = rebuild_index(path).report
+    assert (report.chunks_found, report.shards_left_out, report.chunks_refused) == (1, 1, 0)
+    assert stored(path).keys() == {key(0)}
+
+
 def test_a_lost_header_takes_its_segment_and_gives_a_later_generation(path: Path) -> None:
     fill(path)
     spoil(path, geometry_of(read_label(PoolLayout(path))).first_lba(1))
@@ -124,6 +144,20 @@ def test_a_lost_header_takes_its_segment_and_gives_a_later_generation(path: Path
         assert {r.extents[0].segment: r.extents[0].generation for r in results} == {1: 5, 3: 5, 4: 5, 5: 5}, (
             "three openings were seen: 4 is later than any generation, and each is opened once more"
         )
+
+
+def test_an_index_put_back_from_a_copy_is_refused(path: Path, tmp_path: Path) -> None:
+    fill(path)
+    shutil.copytree(path / "index", tmp_path / "copy")
+    with Pool.open(path) as pool, Holder(pool) as holder:
+        assert holder.put(10, FULL_SEGMENT_UNITS)
+    shutil.rmtree(path / "index")
+    shutil.copytree(tmp_path / "copy", path / "index")
+    with pytest.raises(FormatError, match="is an old copy: it ends with epoch 1, the drive with 2") as caught:
+        Pool.open(path)
+    assert "rebuild-index" in caught.value.next_step
+    rebuild_index(path)
+    assert key(10) in stored(path)
 
 
 def test_nobody_may_use_the_pool_meanwhile(path: Path) -> None:

@@ -34,6 +34,7 @@ headers = st.builds(
     tenant=tenants,
     group=u32,
     rank=u32,
+    shard_count=st.integers(1, 2**16 - 1),
     position_tokens=u64,
     token_count=u32,
     segment=u32,
@@ -49,6 +50,7 @@ HEADER = ChunkHeader(
     tenant="default",
     group=1,
     rank=2,
+    shard_count=9,
     position_tokens=3,
     token_count=4,
     segment=5,
@@ -78,7 +80,8 @@ def test_chunk_header_bytes_by_hand() -> None:
 
     body = (
         b"MESHCHNK"
-        + numbers(4, 2, 2, 8, 1, 2, 5, 4, 7)  # version, units, unit bytes, group, rank, segment, tokens, tenant bytes
+        + numbers(4, 3, 2, 8, 1, 2, 5, 4)  # version, units, unit bytes, group, rank, segment, tokens
+        + numbers(2, 7, 9)  # tenant bytes, shards
         + numbers(8, 3, 6, 7)  # position, generation, lba
         + bytes(range(16))
         + b"i" * 32
@@ -126,7 +129,8 @@ def test_a_truncated_header_is_seen(header: ChunkHeader, length_bytes: int) -> N
     ("position", "value"),
     [
         (16, bytes(4)),  # unit_bytes 0
-        (36, b"\x41\0\0\0"),  # tenant of 65 bytes
+        (36, b"\x41\0"),  # tenant of 65 bytes
+        (38, bytes(2)),  # no shards
         (144, b"\xff"),  # tenant not UTF-8
         (12, bytes(4)),  # no units
         (12, b"\xff\xff\xff\xff"),
@@ -142,8 +146,8 @@ def test_impossible_headers_are_damage_even_with_a_right_checksum(position: int,
 
 garbage = st.one_of(
     st.binary(max_size=300),
-    st.binary(max_size=300).map(lambda tail: (b"MESHCHNK\x02\0\0\0" + tail).ljust(LBA_BYTES, b"\0")),
-    st.binary(max_size=300).map(lambda tail: b"MESHCHNK\x02\0\0\0" + tail),
+    st.binary(max_size=300).map(lambda tail: (b"MESHCHNK\x03\0\0\0" + tail).ljust(LBA_BYTES, b"\0")),
+    st.binary(max_size=300).map(lambda tail: b"MESHCHNK\x03\0\0\0" + tail),
 )
 
 

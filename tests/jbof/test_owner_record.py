@@ -21,7 +21,7 @@ def record(epoch: int, drive_uuid: bytes = LABEL.drive_uuid) -> bytes:
 
 
 def test_bytes_by_hand() -> None:
-    body = b"MESHOWNR\x03\0\0\0\0\0\0\0" + (7).to_bytes(8, "little") + b"p" * 16 + b"d" * 16
+    body = b"MESHEPOC\x03\0\0\0\0\0\0\0" + (7).to_bytes(8, "little") + b"p" * 16 + b"d" * 16
     assert record(7) == (body + zlib.crc32(body).to_bytes(4, "little")).ljust(LBA_BYTES, b"\0")
     assert decode_owner_record(record(7)) == OwnerRecord(7, b"p" * 16, b"d" * 16)
 

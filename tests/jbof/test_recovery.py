@@ -60,6 +60,7 @@ class Blocks:
             "tenant": "default",
             "group": 0,
             "rank": 0,
+            "shard_count": 1,
             "position_tokens": 0,
             "token_count": 16,
             "segment": 0,

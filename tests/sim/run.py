@@ -10,6 +10,7 @@ from collections.abc import Callable
 from meshfusion.dpu.api import types as api
 from tests.sim import actions
 from tests.sim import host as hosts
+from tests.sim.arguments import at_least
 from tests.sim.medium import Violation, must
 from tests.sim.service import MAX_EXTENT_LBA_COUNT, OPTIONS, SEGMENT_COUNT, Rules
 from tests.sim.world import World
@@ -134,11 +135,11 @@ def run(seed: int, steps: int = STEPS, rules: Rules | None = None, *, drives: in
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=STEPS)
-    parser.add_argument("--worlds", type=int, default=1, help="how many seeds, from --seed on")
-    parser.add_argument("--drives", type=int, choices=(1, 3), default=1)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("--seed", type=at_least(0), default=0, help="of the first world")
+    parser.add_argument("--steps", type=at_least(1), default=STEPS, help="of each world")
+    parser.add_argument("--worlds", type=at_least(1), default=1, help="how many seeds, from --seed on")
+    parser.add_argument("--drives", type=int, choices=(1, 3), default=1, help="of the pool")
     options = parser.parse_args()
     began_s = time.monotonic()
     seen: Counter[str] = Counter()

@@ -48,3 +48,16 @@ def test_something_is_told_of_any_log(tmp_path: Path, text: str, cause: str) -> 
     log = tmp_path / "log"
     log.write_text(text)
     assert _cause(log) == (cause, "")
+
+
+def test_a_traceback_that_was_dealt_with_is_not_the_cause(tmp_path: Path) -> None:
+    """As vLLM 0.32 logs it with skip_tokenizer_init."""
+    mark = "(MainProcess pid=25357) WARNING 11-30 15:06:41 [base.py:380] "
+    log = tmp_path / "log"
+    log.write_text(
+        f"{mark}Traceback (most recent call last):\n{mark}    raise ValueError('Tokenizer')\n"
+        f"{mark}ValueError: Tokenizer not available when `skip_tokenizer_init=True`\n"
+        'Traceback (most recent call last):\n  File "/e.py", line 198, in _pages\n    held = layers[name]\n'
+        "KeyError: 'model.layers.0.self_attn.attn'\n"
+    )
+    assert "KeyError" in _cause(log)[0]

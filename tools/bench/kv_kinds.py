@@ -19,6 +19,7 @@ from meshfusion.jbof.digest import load_kernels
 from meshfusion.tools.bench.report import Progress, bench_options, run_bench
 from meshfusion.tools.bench.report import Report as BenchReport
 from meshfusion.tools.mfctl.verify_command import engine_arguments, parse_engine_options
+from meshfusion.tools.quickstart_inputs import check_model_dir
 from meshfusion.tools.verify.run import Plan, Report, compute, load, report_of
 
 POOL_SIZE = "1GiB"
@@ -36,8 +37,19 @@ class Samples:
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("models", metavar="FOLDER...", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
 @bench_options(rounds=3)
-@click.option("--engine-option", "engine_options", metavar="KEY=VALUE", multiple=True, help="As of mfctl verify.")
-@click.option("--chunk-min-bytes", default=1 << 18, show_default=True, help="Eight chunks are the longest prompt.")
+@click.option(
+    "--engine-option",
+    "engine_options",
+    metavar="KEY=VALUE",
+    multiple=True,
+    help="An argument of vllm.LLM, as of mfctl verify.",
+)
+@click.option(
+    "--chunk-min-bytes",
+    default=1 << 18,
+    show_default=True,
+    help="Bytes of a chunk, at least; eight chunks and a token are the longest prompt.",
+)
 def main(
     models: tuple[Path, ...],
     rounds: int,
@@ -51,6 +63,8 @@ def main(
     settings: dict[str, Any] = {"rounds": rounds, "chunk_min_bytes": chunk_min_bytes, "engine_options": options}
 
     def measure(report: BenchReport, directory: Path, progress: Progress) -> None:
+        for folder in models:
+            check_model_dir(folder)  # before the engines of another one take minutes
         samples = {folder: Samples() for folder in models}
         for number in range(rounds):
             for folder in models:

@@ -127,6 +127,7 @@ def _header(shape: Shape, extent: Extent) -> ChunkHeader:
         tenant="default",
         group=0,
         rank=0,
+        shard_count=1,
         position_tokens=0,
         token_count=16 * shape.units_per_chunk,
         segment=extent.segment,

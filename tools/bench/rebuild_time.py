@@ -109,7 +109,7 @@ class _Filler:
         unit_bytes, digests = self._unit_bytes, self._digests
         pool_uuid = self._label.pool_uuid
         return ChunkHeader(
-            pool_uuid, bytes(32), key, "default", 0, 0, 0, 16, segment, generation, lba, unit_bytes, digests
+            pool_uuid, bytes(32), key, "default", 0, 0, 1, 0, 16, segment, generation, lba, unit_bytes, digests
         )
 
     def _record(self, header: ChunkHeader) -> ChunkRecord:

@@ -94,9 +94,20 @@ def bench_options(rounds: int) -> Callable[[Command], Command]:
 
     def decorate(command: Command) -> Command:
         options = [
-            click.option("--rounds", default=rounds, show_default=True, type=click.IntRange(min=1)),
             click.option(
-                "--format", "output_format", type=click.Choice(["table", "json"]), default="table", show_default=True
+                "--rounds",
+                default=rounds,
+                show_default=True,
+                type=click.IntRange(min=1),
+                help="How often all is measured; what is compared alternates.",
+            ),
+            click.option(
+                "--format",
+                "output_format",
+                type=click.Choice(["table", "json"]),
+                default="table",
+                show_default=True,
+                help="What to print: a table for people, or JSON for programs.",
             ),
             click.option(
                 "--work",

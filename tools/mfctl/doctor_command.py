@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from meshfusion.tools.mfctl.output import EXIT_FAILURE, format_option, print_json, print_table
+
+if TYPE_CHECKING:
+    from meshfusion.tools.mfctl.findings import Finding
 
 
 @click.command()
@@ -28,10 +33,17 @@ def doctor(pool: Path | None, output_format: str) -> None:
         checks = [{"check": f.check, "state": f.state.value, "cause": f.cause, "remedy": f.remedy} for f in findings]
         print_json({"ok": not failed, "checks": checks})
     else:
-        print_table(["STATE", "CHECK", "FOUND"], [(f.state.value, f.check, f.cause) for f in findings])
+        print_table(["STATE", "CHECK", "FOUND"], [row for f in findings for row in _rows(f)])
         remedies = [f for f in findings if f.remedy]
         if remedies:
             click.echo()
             print_table(["STATE", "CHECK", "WHAT TO DO"], [(f.state.value, f.check, f.remedy) for f in remedies])
     if failed:
         sys.exit(EXIT_FAILURE)
+
+
+def _rows(finding: Finding) -> Iterator[tuple[str, str, str]]:
+    """One for each line of what was found."""
+    first, *others = finding.cause.splitlines() or [""]
+    yield finding.state.value, finding.check, first
+    yield from (("", "", line) for line in others)

@@ -56,6 +56,6 @@ def _off(note: OffNote) -> Finding:
     return Finding(
         f"engine {note.pid}",
         State.WARN,
-        f"runs without its cache ({note.why.value}): {' '.join(note.reason.split())}",
+        f"runs without its cache ({note.why.value}): " + "\n".join(note.reason.splitlines()),
         f"{note.next_step.rstrip('.')}; then start it again.",
     )

@@ -15,7 +15,7 @@ class State(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """``cause``: what was seen. ``remedy``: what to do; "" when nothing needs doing."""
+    """``cause``: what was seen, perhaps in several lines. ``remedy``: what to do; "" when nothing needs doing."""
 
     check: str
     state: State

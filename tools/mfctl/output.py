@@ -83,7 +83,12 @@ def report_json(kind: str, message: str, next_step: str, code: int, problems: Se
 
 def print_json(value: Any) -> None:
     """One JSON document on stdout; bytes become hex, dataclasses become objects."""
-    click.echo(json.dumps(value, indent=2 if sys.stdout.isatty() else None, default=_plain))
+    click.echo(to_json(value, indent=2 if sys.stdout.isatty() else None))
+
+
+def to_json(value: Any, *, indent: int | None = None) -> str:
+    """As :func:`print_json` prints it."""
+    return json.dumps(value, indent=indent, default=_plain)
 
 
 def print_document(value: Any, output_format: str) -> None:

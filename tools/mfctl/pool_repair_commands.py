@@ -51,6 +51,8 @@ def rebuild_index(path: Path, config_path: Path | None, output_format: str) -> N
         click.echo(
             f"left out {report.chunks_refused} extents that are not what they say, or were not written to the end"
         )
+    if report.shards_left_out:
+        click.echo(f"left out {report.shards_left_out} shards of chunks that have several")
     if rebuilt.reads_failed:
         click.echo(f"left out what {rebuilt.reads_failed} failed reads would have shown: look at the drive's health")
     click.echo(f"read {format_bytes(rebuilt.blocks_read * 4096)} in {rebuilt.reads} reads and {seconds:.1f} s")

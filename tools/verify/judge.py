@@ -8,7 +8,7 @@ by among themselves. The bytes of the blocks have no such margin: loading must n
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Final
@@ -21,6 +21,8 @@ token moves a log-probability by far more than this (in the project's tests on t
 ROUNDING_STEPS: Final = 8
 """At least that many steps of the dtype's rounding: an engine whose own answers are all equal has shown no variation
 in a few prompts, which does not mean that it has none."""
+LARGE_TOLERANCE: Final = 0.1
+"""From here on a difference of log-probabilities says little: KV of another token may move one by no more."""
 _EPSILONS: Final[Mapping[str, float]] = {"float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 
 Blocks = Sequence[Mapping[str, Sequence[str]]]
@@ -81,13 +83,15 @@ class GroupResult:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Differences are of log-probabilities. ``problems``: of the whole and of every prompt; empty: passed."""
+    """Differences are of log-probabilities. ``problems``: of the whole and of every prompt; empty: passed.
+    ``notices``: what a reader should know of how much was proven; they fail nothing."""
 
     variation: float
     tolerance: float
     prompts: tuple[PromptResult, ...]
     groups: tuple[GroupResult, ...]
     problems: tuple[str, ...]
+    notices: tuple[str, ...]
 
     @property
     def is_passed(self) -> bool:
@@ -131,7 +135,24 @@ def judge(
         ]
     if failed_blocks:
         problems.append(f"{failed_blocks} blocks could not be loaded and were recomputed")
-    return Verdict(variation, tolerance, results, groups, tuple(problems))
+    notices = tuple(_notices(variation, tolerance, groups, is_loaded))
+    return Verdict(variation, tolerance, results, groups, tuple(problems), notices)
+
+
+def _notices(
+    variation: float, tolerance: float, groups: Sequence[GroupResult], is_loaded: Sequence[bool]
+) -> Iterator[str]:
+    if tolerance > LARGE_TOLERANCE:
+        yield (
+            f"the engine's own answers differ by {variation:.3g}, so log-probabilities prove little here; "
+            "the blocks' bytes do"
+        )
+    for group, found in enumerate(groups):
+        if is_loaded[group] and 0 < 2 * found.compared_blocks < found.loaded_blocks:
+            yield (
+                f"KV group {group}: {found.compared_blocks} of {found.loaded_blocks} loaded blocks were compared; "
+                "the first engine had the others no longer in its cache"
+            )
 
 
 def _judge_prompt(

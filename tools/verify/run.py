@@ -51,10 +51,12 @@ class Loaded:
 @dataclass(frozen=True, slots=True)
 class Report:
     """What ``mfctl verify --format json`` prints. ``counts``: of the connector, in the engine that computed and saved
-    and in the one that loaded. Differences are of log-probabilities."""
+    and in the one that loaded. Differences are of log-probabilities. ``notices``: how much less than all was proven,
+    where that is so; they fail nothing."""
 
     is_passed: bool
     problems: tuple[str, ...]
+    notices: tuple[str, ...]
     model: str
     versions: Mapping[str, str]
     platform: str
@@ -138,6 +140,7 @@ def report_of(plan: Plan, computed: Computed, loaded: Loaded) -> Report:
     return Report(
         is_passed=verdict.is_passed,
         problems=verdict.problems,
+        notices=verdict.notices,
         model=Path(plan.options["model"]).name,
         **{name: facts[name] for name in ("versions", "platform", "device", "dtype", "identity", "chunk_tokens")},
         path=loaded.path,

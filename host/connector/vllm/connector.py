@@ -92,6 +92,7 @@ class MeshFusionConnector(KVConnectorBase_V1, SupportsHMA):
                 vllm_config,
                 kv_cache_config,
                 force_load_failure_policy=self.config.force_load_failure_policy,
+                serves_without_cache=self.config.on_unsupported is OnUnsupported.SERVE_WITHOUT_CACHE,
             )
             if role is KVConnectorRole.WORKER:
                 self._worker = WorkerSide(

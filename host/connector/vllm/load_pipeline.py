@@ -127,13 +127,13 @@ class LoadPipeline:
         return range(part.first_block // per_chunk, -(-end_block // per_chunk))
 
     def _failed_chunks(self, load: StartLoad, failures: Sequence[UnitFailure]) -> dict[_Place, UnitFailure]:
-        """Each with one reason: wrong bytes before anything else."""
+        """Each with one reason: wrong bytes before anything else, and that it was not tried after anything else."""
         failed: dict[_Place, UnitFailure] = {}
         for failure in failures:
             place = self._place_of(load, failure.index)
             if failure.is_mismatch:
                 self.counters["digest_mismatches"] += 1
-            if failure.is_mismatch or place not in failed:
+            if failure.is_mismatch or place not in failed or failed[place].is_untried:
                 failed[place] = failure
         return failed
 
@@ -153,5 +153,5 @@ class LoadPipeline:
                 stored.keys[place.number - stored.first_chunk],
                 stored.extents[place.number - stored.first_chunk],
             )
-            if failure.is_mismatch or self._read_failures.is_lost(key):
+            if failure.is_mismatch or (not failure.is_untried and self._read_failures.is_lost(key)):
                 self._client.drop(key, extent, failure.reason)

@@ -58,6 +58,17 @@ class PathSlot:
         """To read over: what an earlier incarnation opened to the same pool serves until the next is open."""
         return self._path
 
+    def path_to(self, attachment: Attachment | None) -> DataPath | None:
+        """:attr:`path`, unless it leads to another pool: to one that is being written still, while the service speaks
+        of the next."""
+        mine = self._attachment
+        return self._path if attachment is None or mine is None or mine.pool_uuid == attachment.pool_uuid else None
+
+    def is_opening_to(self, attachment: Attachment | None) -> bool:
+        """Is a path to this pool being opened?"""
+        opening = self._opening
+        return opening is not None and (attachment is None or opening.attachment.pool_uuid == attachment.pool_uuid)
+
     @property
     def attachment(self) -> Attachment | None:
         """For which :attr:`path` was opened; only its grants may be written under."""

@@ -41,6 +41,7 @@ class RunWrites:
                 tenant="default",
                 group=group,
                 rank=self._rank,
+                shard_count=self._form.shard_count(group),
                 position_tokens=index * self._form.chunk_tokens,
                 token_count=self._form.chunk_tokens,
                 segment=extent.segment,

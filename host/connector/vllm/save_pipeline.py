@@ -18,6 +18,10 @@ from meshfusion.host.pool_events import ALONE, GrantedRun, RankDigests, Reserved
 logger = logging.getLogger("meshfusion.saves")
 
 REPEAT_PATIENCE_S: Final = 10.0
+FAILED_RUNS_MAX: Final = 3
+"""As many in a row of which nothing was saved, and it is tried less and less often: a place that is asked for is used
+up whatever comes of it, and what others have stored goes for it."""
+PAUSE_MAX_S: Final = 60.0
 
 Snapshots = Mapping[tuple[int, int], int]
 """States that the engine keeps of a request: KV group and boundary in tokens -> device block."""
@@ -41,7 +45,13 @@ class SavePipeline:
         self._orders: list[SaveOrder] = []
         self._repeated: set[int] = set()  # runs that are second attempts: there is no third
         self._repeats: list[_Repeat] = []
+        self._failed_runs = 0
+        self._pause_until_s = float("-inf")
         self.counters: Counter[str] = Counter()
+
+    def may_ask(self, now_s: float) -> bool:
+        """Is there hope that what is asked places for can be written?"""
+        return now_s >= self._pause_until_s
 
     @property
     def pinned_count(self) -> int:
@@ -144,6 +154,9 @@ class SavePipeline:
         assert all(len(column) == len(granted.indexes) for column in unit_digests), (run_id, granted.indexes)
         in_doubt = sorted({i for report in reports for i in report.in_doubt})
         withheld = withheld_of(granted.bundles, unit_digests)
+        self._failed_runs = self._failed_runs + 1 if len(withheld) == len(granted.indexes) else 0
+        if self._failed_runs >= FAILED_RUNS_MAX:
+            self._pause_until_s = now_s + min(PAUSE_MAX_S, 2.0 ** min(self._failed_runs - FAILED_RUNS_MAX, 10))
         if withheld:
             reason = next((report.reason for report in reports if report.reason), "")
             logger.warning("%d chunk(s) were not saved: %s", len(withheld), reason)

@@ -104,18 +104,19 @@ class WorkerSide:
     def start_loads(self, orders: StepOrders) -> None:
         parts = self.parts
         self._follow(orders.attachment)
+        path = parts.slot.path_to(orders.attachment)
         for order in orders.loads:
-            if parts.slot.path is None and parts.slot.opening_holder_id:
+            if path is None and parts.slot.is_opening_to(orders.attachment):
                 parts.loads.wait(order, time.monotonic())
             else:
-                parts.loads.start(order, parts.slot.path)
+                parts.loads.start(order, path)
 
     def start_saves(self, orders: StepOrders) -> None:
         """The step that filled these blocks has run: their bytes are final."""
         parts = self.parts
         parts.saves.start(orders.saves)
         for order in orders.audits:
-            parts.auditor.start(order, parts.slot.path)
+            parts.auditor.start(order, parts.slot.path_to(orders.attachment))
 
     def finished_loads(self) -> set[str]:
         """Requests whose load has ended, well or not; each is returned exactly once."""

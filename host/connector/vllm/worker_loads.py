@@ -112,7 +112,7 @@ class WorkerLoads:
         assert not is_known, f"{order.request_id} is being loaded already"
 
     def _fail(self, order: LoadOrder, reason: str) -> None:
-        failures = tuple(UnitFailure(i, False, reason) for i in range(len(order.block_ids)))
+        failures = tuple(UnitFailure(i, False, reason, True) for i in range(len(order.block_ids)))
         self._jobs[order.request_id] = (order, LoadResult(0, 0.0, failures))
 
     def _failed(self, order: LoadOrder, report: LoadReport) -> None:

@@ -55,7 +55,8 @@ def rotary_form_of(config: Mapping[str, Any], layer: int) -> KeyPosition:
         config: of a text model, as in ``config.json``; of a multimodal one, its ``text_config``.
 
     Raises:
-        UnsupportedError: keys of this model or layer cannot be turned, or something in the config is not known.
+        UnsupportedError: keys of this model or layer cannot be turned, something in the config is not known, or the
+            model has no such layer.
     """
     model_type = config.get("model_type")
     if model_type == _ALIBI_MODEL:
@@ -64,6 +65,8 @@ def rotary_form_of(config: Mapping[str, Any], layer: int) -> KeyPosition:
         return PositionFree(_whole(config, "hidden_size") // _whole(config, "n_head"))
     family = ROTARY_FAMILIES.get(str(model_type))
     if family is None:
+        if isinstance(config.get("text_config"), Mapping) and str(model_type) not in IMPOSSIBLE_MODELS:
+            _refuse(f"model_type {model_type!r} is of more than text", next_step="give the config's text_config")
         known = IMPOSSIBLE_MODELS.get(str(model_type), "how its keys carry their position is not known here")
         _refuse(f"model_type {model_type!r}: {known}")
     _check_keys(config, family.extra_keys)
@@ -99,7 +102,8 @@ def _check_keys(config: Mapping[str, Any], extra: frozenset[str]) -> None:
 
 def _layer_type(config: Mapping[str, Any], layer: int) -> str | None:
     count = _whole(config, "n_layer" if "n_layer" in config else "num_hidden_layers")
-    assert 0 <= layer < count, (layer, count)
+    if not 0 <= layer < count:
+        _refuse(f"the model has no layer {layer}", next_step=f"give one of its {count} layers, from 0 on")
     if config.get("layer_types") is None:
         return None
     layer_type = str(_of_layer(config, "layer_types", layer, count))
@@ -284,5 +288,5 @@ def _of_layer(config: Mapping[str, Any], key: str, layer: int, layers: int) -> o
     return entry
 
 
-def _refuse(reason: str) -> NoReturn:
-    raise UnsupportedError(f"keys cannot be turned: {reason}", next_step=_NEXT_STEP)
+def _refuse(reason: str, *, next_step: str = _NEXT_STEP) -> NoReturn:
+    raise UnsupportedError(f"keys cannot be turned: {reason}", next_step=next_step)

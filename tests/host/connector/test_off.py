@@ -65,7 +65,7 @@ def test_an_engine_is_shown_until_it_ends(folder: Path) -> None:
     show_off(WhyOff.ENGINE, ERROR)
     (finding,) = check_engines()
     assert (finding.check, finding.state) == (f"engine {os.getpid()}", State.WARN)
-    assert finding.cause == "runs without its cache (engine): the model is odd, for 2 reason(s): - one - two"
+    assert finding.cause == "runs without its cache (engine): the model is odd, for 2 reason(s):\n  - one\n  - two"
     assert finding.remedy == "use another one; then start it again."
     unshow_off()
     assert [found.state for found in check_engines()] == [State.INFO]
@@ -78,6 +78,9 @@ def test_the_doctor_shows_it_and_does_not_fail_for_it(folder: Path) -> None:
     shown = {check["check"]: check for check in json.loads(result.stdout)["checks"]}
     assert shown[f"engine {os.getpid()}"]["state"] == "warn"
     assert "(path)" in shown[f"engine {os.getpid()}"]["cause"]
+    lines = [line.split() for line in CliRunner().invoke(mfctl, ["doctor"]).stdout.splitlines()]
+    for reason in (["-", "one"], ["-", "two"]):
+        assert reason in lines, "each on a line of its own"
 
 
 def test_what_a_dead_engine_left_is_passed_over(folder: Path) -> None:

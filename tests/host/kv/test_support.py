@@ -259,7 +259,10 @@ def test_everything_is_listed_at_once(state: tuple[Any, Any]) -> None:
         "4 reason(s)",
     ):
         assert part in text
-    assert "serve_without_cache" in refused.value.next_step
+    assert "set on_unsupported: serve_without_cache" in refused.value.next_step
+    with pytest.raises(UnsupportedError) as refused:
+        check_supported(*state, version="0.99.0", serves_without_cache=True)
+    assert refused.value.next_step == "change what is named"
 
 
 def attribute_paths(thing: Any, prefix: str = "") -> list[str]:

@@ -20,6 +20,7 @@ def shard_write(unit_bytes: int, block_ids: Sequence[int], lba: int, save_id: in
         tenant="default",
         group=0,
         rank=0,
+        shard_count=1,
         position_tokens=0,
         token_count=BLOCK_TOKENS * len(block_ids),
         segment=0,

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from unittest.mock import patch
 
 from meshfusion.host.connector.vllm import chunking
+from tests.sim.arguments import at_least
 from tests.sim.connector.blocks import Violation
 from tests.sim.connector.world import World
 
@@ -94,9 +95,9 @@ def run_at_once(first_seed: int, count: int) -> Counter[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--histories", type=int, default=1, help="how many seeds, from --seed on")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("--seed", type=at_least(0), default=0, help="of the first history")
+    parser.add_argument("--histories", type=at_least(1), default=1, help="how many seeds, from --seed on")
     options = parser.parse_args()
     began_s = time.monotonic()
     run_all = run_at_once if options.histories > BATCH else run_many

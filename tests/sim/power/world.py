@@ -170,6 +170,7 @@ class World:
             tenant="default",
             group=0,
             rank=0,
+            shard_count=1,
             position_tokens=item.position_tokens,
             token_count=CHUNK_TOKENS,
             segment=extent.segment,

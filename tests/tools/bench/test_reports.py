@@ -8,7 +8,9 @@ import os
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from meshfusion.tools.bench import kv_kinds
 from meshfusion.tools.bench.machine import machine_facts
 from meshfusion.tools.bench.processes import memory_of, session_processes
 from meshfusion.tools.bench.report import Report
@@ -64,3 +66,14 @@ def test_machine_facts_name_the_filesystem(tmp_path: Path) -> None:
     kind, on, source = facts["filesystem"].split(maxsplit=2)
     assert kind != "unknown"
     assert (on, bool(source)) == ("on", True)
+
+
+def test_kv_kinds_says_at_once_which_folder_has_no_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_kinds, "verified", None)  # no engine is started
+    (tmp_path / "good").mkdir()
+    (tmp_path / "good" / "config.json").write_text("{}")
+    (tmp_path / "bare").mkdir()
+    arguments = [str(tmp_path / "good"), str(tmp_path / "bare"), "--work", str(tmp_path / "work")]
+    result = CliRunner().invoke(kv_kinds.main, arguments)
+    assert result.exit_code == 1
+    assert f"{tmp_path}/bare is not a usable model folder: it has no config.json" in result.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -108,6 +109,7 @@ def save_chunk(client: GrpcChunkService, holder: t.Attachment, key: bytes) -> No
         tenant="default",
         group=0,
         rank=0,
+        shard_count=1,
         position_tokens=0,
         token_count=64,
         segment=extent.segment,
@@ -337,6 +339,42 @@ def test_a_bad_copy_of_the_label_exits_4(tmp_path: Path, offset: int) -> None:
     assert f"mfctl pool repair {pool}" in result.stderr
     as_json = json.loads(run("pool", "check", str(pool), "--format", "json").stdout)
     assert len(as_json["label_problems"]) == 1
+    repaired = json.loads(run("pool", "repair", str(pool), "--format", "json").stdout)
+    assert repaired["labels_repaired"] == as_json["label_problems"]
+    assert run("pool", "check", str(pool), "--rate", "1GiB").exit_code == 0
+
+
+def test_a_lost_index_is_made_anew(tmp_path: Path) -> None:
+    pool = create(tmp_path)
+    shutil.rmtree(pool / "index")
+    lost = run("pool", "status", str(pool))
+    assert lost.exit_code == 4
+    assert f"mfctl pool rebuild-index {pool}" in lost.stderr
+    result = run("pool", "rebuild-index", str(pool))
+    assert result.exit_code == 0
+    assert "found 0 chunks in 0 segments, 0 of them scanned" in result.stdout
+    as_json = json.loads(run("pool", "rebuild-index", str(pool), "--format", "json").stdout)
+    assert as_json["rebuilt"]["report"]["chunks_found"] == 0
+    assert run("pool", "status", str(pool)).exit_code == 0
+
+
+def test_a_target_is_asked_only_where_a_configuration_names_one(tmp_path: Path, config: Path) -> None:
+    pool = create(tmp_path)
+    (pool / "exported").write_text("nvmet, NQNs x\n")
+    assert "--config FILE" in run("pool", "rebuild-index", str(pool)).stderr
+    result = run("pool", "rebuild-index", str(pool), "--config", str(config))
+    assert result.exit_code == 1
+    assert "has no exports, so it names no target" in result.stderr
+
+
+def test_force_needs_the_drives_name(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.write_bytes(b"x" * (9 << 20))
+    base = ("pool", "create", str(tmp_path / "p"), "--size", "9MiB", "--segment-size", "1MiB", "--data-path", str(data))
+    assert "--force --serial data" in run(*base).stderr
+    assert run(*base, "--force").exit_code == 2
+    assert run(*base, "--force", "--serial", "other").exit_code == 1
+    assert run(*base, "--force", "--serial", "data").exit_code == 0
 
 
 def test_a_size_without_effect_is_logged(config: Path, start: Start, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -53,19 +54,49 @@ def test_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert shown.exit_code == 0
     assert "200 per token" in shown.output
     assert "4096 per state" in shown.output
+    assert "KIND SERVED" in shown.output
+    assert "the engine may still be refused at its start, on CPUs MLA is: `mfctl verify" in shown.output
     assert "does offloading pay: yes; it pays from a shared prefix of 3 tokens on" in shown.output
+
+
+def test_what_is_no_wheel_is_one_error_with_a_next_step(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "bare.whl", "w") as archive:
+        archive.writestr("vllm/__init__.py", "")
+    cases = {"absent.whl": "does not exist", ".": "is a folder", "bare.whl": "has no metadata of vLLM"}
+    for name, said in cases.items():
+        shown = run("--wheel", str(tmp_path / name))
+        assert shown.exit_code == 1
+        assert f"{tmp_path / name} {said}" in shown.stderr
+        assert "Name a wheel of vLLM" in shown.stderr
+        assert len(shown.stderr.splitlines()) == 2, "the error and its next step"
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ("some-org/Some-Model-7B", "download it first, then name its folder"),
+        ("./absent", "Name a folder with the config.json"),
+        ("/absent/folder", "Name a folder with the config.json"),
+    ],
+)
+def test_a_model_that_is_not_here(model: str, said: str) -> None:
+    shown = run("--model", model)
+    assert shown.exit_code == 1
+    assert "does not exist" in shown.stderr
+    assert said in shown.stderr
 
 
 def test_a_model_that_is_refused_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refused = ModelKv("0.32.0", "cpu", (GroupKv((STATE,), ("no snapshots; change it",)),), 1, 1, ("no cache; no",), 1.0)
     monkeypatch.setattr(model_kv, "describe_model", lambda folder: refused)
     shown = run("--model", str(tmp_path))
-    assert "not offloaded: no cache; no" in shown.output
-    assert "group 0 not offloaded: no snapshots; change it" in shown.output
+    assert shown.exit_code == 0
+    assert "not served: no cache; no" in shown.output
+    assert "group 0 not served: no snapshots; change it" in shown.output
     assert "does offloading pay: no; nothing is offloaded" in shown.output
     result = CliRunner().invoke(mfctl, ["kinds", "--model", str(tmp_path), "--format", "json"])
     found = json.loads(result.stdout)
-    assert (found["is_offloaded"], found["pays"]) == (False, False)
+    assert (found["are_kinds_served"], found["pays"]) == (False, False)
 
 
 def test_one_question_at_a_time(tmp_path: Path) -> None:

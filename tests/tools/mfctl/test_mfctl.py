@@ -279,6 +279,14 @@ GOOD_CONNECTOR = {
         ({"kv_load_failure_policy": "fail"}, "kv_load_failure_policy = 'fail': must be recompute"),
         ({"kv_connector_extra_config": {"servce": "unix:///x"}}, "servce"),
         ({"kv_connector_extra_config": [1]}, "must be a mapping"),
+        (
+            {"kv_connector_extra_config": {"service": "unix:///x", "audit.share": 0.01}},
+            '.audit.share: unknown key; write the one inside the other: "audit": {"share": 0.01}',
+        ),
+        (
+            {"kv_connector_extra_config": {"pool.path": "/x"}},
+            '.pool.path: unknown key; write the one inside the other: "pool": {"path": "/x"}',
+        ),
     ],
 )
 def test_config_check_of_a_connector(tmp_path: Path, changes: dict[str, object], message: str | None) -> None:
@@ -344,6 +352,25 @@ def test_config_check_says_that_a_policy_nobody_set_is_the_default(tmp_path: Pat
     file.write_text(json.dumps({k: v for k, v in GOOD_CONNECTOR.items() if k != "kv_load_failure_policy"}))
     result = run("config", "check", "--connector", str(file))
     assert "kv_load_failure_policy: is not set, and vLLM's default is 'fail': it must be recompute" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "problem", "fix"),
+    [
+        ('{"service": "unix:///x",\n "path": "auto"', "line 2, column 16: not valid JSON: Expecting ','", "closing"),
+        ('{"service": "unix:///x" "path": 1}', "line 1, column 25: not valid JSON: Expecting ','", "a comma between"),
+        ('{"service":\n\t"unix:///x"}', "is JSON with tabs between its entries", "Indent it with spaces"),
+    ],
+)
+def test_json_that_does_not_parse_gets_advice_on_json(tmp_path: Path, text: str, problem: str, fix: str) -> None:
+    for name in ("kv.json", "kv"):
+        (tmp_path / name).write_text(text)
+        result = run("config", "check", "--connector", str(tmp_path / name))
+        assert result.exit_code == 1
+        assert problem in result.stderr
+        assert fix in result.stderr
+    (tmp_path / "kv.yaml").write_text(text)
+    assert "not valid YAML" in run("config", "check", "--connector", str(tmp_path / "kv.yaml")).stderr
 
 
 def test_config_check_of_the_extra_config_alone(tmp_path: Path) -> None:

@@ -32,14 +32,19 @@ class FakeEngines:
     def __init__(self) -> None:
         self.plans: list[run.Plan] = []
         self.digest = "1"
+        self.shift = 0.0
         self.second_facts = FACTS
 
     def compute(self, plan: run.Plan, note: Any) -> run.Computed:
         self.plans.append(plan)
-        return run.Computed(FACTS, (Prompt("p", (1,) * 129),), (own(7),), [{"a": ["1"]}], {"saved_bytes": 5})
+        return run.Computed(
+            FACTS, (Prompt("p", (1,) * 129),), (own(7, shift=self.shift),), [{"a": ["1"]}], {"saved_bytes": 5}
+        )
 
     def load(self, plan: run.Plan, prompts: Any, note: Any) -> run.Loaded:
         self.plans.append(plan)
+        (plan.work / "pool").mkdir()
+        (plan.work / "second.log").touch()
         answers = (loaded(answer(7, cached=128), [("a", self.digest)]),)
         return run.Loaded(self.second_facts, answers, {"loaded_bytes": 5}, "path staged: possible")
 
@@ -91,6 +96,26 @@ def test_a_difference_exits_1_names_it_and_keeps_the_evidence(
     assert "problem: p: 1 of 1 loaded blocks hold other bytes than were computed" in result.stdout
     (folder,) = kept(tmp_path)
     assert f"kept for a report: {folder}" in result.stderr
+    assert sorted(path.name for path in folder.iterdir()) == ["report.json", "second.log"], "and not the pool"
+    assert json.loads((folder / "report.json").read_text())["prompts"][0]["differing_blocks"] == 1
+
+
+def test_the_pool_of_what_failed_is_kept_where_that_is_asked_for(
+    engines: FakeEngines, model: Path, tmp_path: Path
+) -> None:
+    engines.digest = "2"
+    verify(model, "--keep-pool")
+    (folder,) = kept(tmp_path)
+    assert (folder / "pool").is_dir()
+
+
+def test_what_log_probabilities_do_not_prove_is_told(engines: FakeEngines, model: Path) -> None:
+    engines.shift = 0.5
+    told = "the engine's own answers differ by 0.5, so log-probabilities prove little here"
+    result = verify(model)
+    assert result.exit_code == 0
+    assert f"notice: {told}" in result.stdout
+    assert json.loads(verify(model, "--format", "json").stdout)["notices"][0].startswith(told)
 
 
 def test_two_engines_that_are_not_the_same_are_not_compared(engines: FakeEngines, model: Path) -> None:
@@ -151,3 +176,11 @@ def test_engine_options_are_json_or_text() -> None:
 def test_other_engine_options_are_wrong_usage(given: str) -> None:
     with pytest.raises(click.UsageError):
         parse_engine_options([given])
+
+
+def test_several_ranks_are_refused_before_an_engine_starts(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    arguments = ["--model", str(tmp_path), "--engine-option", "tensor_parallel_size=2"]
+    done = CliRunner().invoke(mfctl, ["verify", *arguments])
+    assert done.exit_code == 1
+    assert "tensor_parallel_size" in done.stderr

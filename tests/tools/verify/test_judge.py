@@ -49,6 +49,22 @@ def test_an_engine_that_never_varies_leaves_the_rounding_of_its_dtype(dtype: str
     assert tolerance_of([own(7, 8)], dtype) == (0.0, floor)
 
 
+def test_a_large_tolerance_is_told_with_what_it_comes_from() -> None:
+    assert verdict(loaded(answer(7, 8), *RIGHT), own(7, 8, shift=0.024)).notices == ()
+    assert verdict(loaded(answer(7, 8), *RIGHT), own(7, 8, shift=0.03)).notices == (
+        "the engine's own answers differ by 0.03, so log-probabilities prove little here; the blocks' bytes do",
+    )
+
+
+@pytest.mark.parametrize(("unknown", "is_told"), [(2, False), (3, True)])
+def test_fewer_than_half_of_a_groups_blocks_compared_is_told(unknown: int, is_told: bool) -> None:
+    """Two are compared."""
+    found = verdict(loaded(answer(7, 8), [*RIGHT[0], *[("moved on", "5")] * unknown], RIGHT[1]))
+    told = "KV group 0: 2 of 5 loaded blocks were compared; the first engine had the others no longer in its cache"
+    assert found.is_passed
+    assert found.notices == ((told,) if is_told else ())
+
+
 def test_one_block_of_other_bytes_fails_though_the_answer_is_right() -> None:
     found = verdict(loaded(answer(7, 8), [("a", "1"), ("b", "4")], [("s", "9")]))
     assert found.problems == ("p: 1 of 3 loaded blocks hold other bytes than were computed",)

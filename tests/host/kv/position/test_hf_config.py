@@ -223,12 +223,19 @@ def test_any_change_of_a_config_is_read_or_refused(data: st.DataObject) -> None:
     assert isinstance(form, RotaryForm | PositionFree)
 
 
-def test_a_layer_that_is_not_there_is_a_mistake() -> None:
+def test_a_layer_that_is_not_there_is_refused_by_its_number() -> None:
     for config in (LLAMA, BLOOM):
         assert rotary_form_of(config, 1)
         for layer in (-1, 2):
-            with pytest.raises(AssertionError):
+            with pytest.raises(UnsupportedError, match=f"has no layer {layer}") as refused:
                 rotary_form_of(config, layer)
+            assert refused.value.next_step == "give one of its 2 layers, from 0 on"
+
+
+def test_of_a_multimodal_model_the_text_config_is_asked_for() -> None:
+    with pytest.raises(UnsupportedError, match="'gemma3' is of more than text") as refused:
+        rotary_form_of({"model_type": "gemma3", "text_config": GEMMA3}, 0)
+    assert refused.value.next_step == "give the config's text_config"
 
 
 def test_no_scaling_is_said_in_many_ways() -> None:

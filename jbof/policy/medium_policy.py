@@ -1,0 +1,80 @@
+"""What the store asks a policy, and what it answers with."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from meshfusion.jbof.policy.chain import Chain, Floats, Indexes, Keys
+
+
+class Refusal(enum.IntEnum):
+    """Why a chunk is not to be written."""
+
+    NONE = 0
+    GAIN = 1
+    """It would be used too little in the room and for the write that it costs."""
+    ANCESTOR = 2
+    """A chunk before it is neither held nor admitted, and without that one it can never be loaded."""
+    BUDGET = 3
+    """The drive's writes for now are spent."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Admissions:
+    """For each offered chunk a :class:`Refusal`, and its lifetime class (0 the shortest) where that is NONE."""
+
+    refusals: npt.NDArray[np.int8]
+    lifetimes: npt.NDArray[np.int8]
+
+    @property
+    def admitted(self) -> npt.NDArray[np.bool_]:
+        is_admitted: npt.NDArray[np.bool_] = self.refusals == Refusal.NONE
+        return is_admitted
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentStats:
+    """A sealed segment that may be reclaimed now: ``chunk_count`` fit into it, ``density_sum`` is of those still there
+    (see ``densities``)."""
+
+    segment: int
+    chunk_count: int
+    density_sum: float
+    opened_seq: int
+
+
+class MediumPolicy(Protocol):
+    """Called by the store, from one thread, with times that do not go back (a step back counts as no time)."""
+
+    def on_match(self, chain: Chain, now_s: float) -> None:
+        """A request asked for this chain: once for each request and group, hits and misses alike, before ``admit``."""
+
+    def admit(self, chain: Chain, offered: Indexes, now_s: float, budget_level: float) -> Admissions:
+        """Which of a chain's chunks to write: at reserve time, for those (ascending) that the engine offers.
+
+        ``budget_level``: how much of the drive's writes is left, 0 to 1 (:class:`WriteBudget`).
+        """
+
+    def on_stored(self, group: int, keys: Keys) -> None:
+        """These chunks are on the medium now."""
+
+    def on_dropped(self, group: int, keys: Keys) -> None:
+        """These chunks are on the medium no more."""
+
+    def densities(self, group: int, keys: Keys, positions: Indexes, now_s: float) -> Floats:
+        """The value per byte of keeping each chunk, comparable between groups. ``positions``: index in its chain.
+
+        Among chunks that are alike the later ones of a chain count a little less, so that leaves go first.
+        """
+
+    def victim(self, candidates: Sequence[SegmentStats]) -> SegmentStats:
+        """The segment to reclaim, of one or more; a store with many segments may pass only some of them."""
+
+    def keep(self, densities: Floats, budget_chunks: int) -> npt.NDArray[np.bool_]:
+        """Which chunks of a victim to write again, ``budget_chunks`` at most; their lifetime class is the longest."""
