@@ -39,8 +39,8 @@ def path(tmp_path: Path) -> Path:
     ("offset", "value", "text"),
     [
         (0, bytes(LBA_BYTES), "the first copy of its label (byte 0) does not start with MESHFUSN"),
-        (20, b"x", "the first copy of its label (byte 0) is damaged"),
-        (LBA_BYTES + 20, b"x", "the second copy of its label (byte 4096) is damaged"),
+        (20, b"x" * 8, "the first copy of its label (byte 0) is damaged"),
+        (LBA_BYTES + 20, b"x" * 8, "the second copy of its label (byte 4096) is damaged"),
     ],
 )
 def test_a_bad_copy_beside_a_good_one_is_told(
