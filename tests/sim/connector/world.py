@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from typing import Final
 
 from meshfusion.host.connector.config import ConnectorConfig, parse_connector_config
 from meshfusion.host.connector.vllm.messages import WorkerFacts
+from meshfusion.host.connector.vllm.save_pipeline import PAUSE_MAX_S
 from meshfusion.host.connector.vllm.scheduler import SchedulerSide
 from meshfusion.host.path.block_layout import Runs
 from tests.sim.connector.blocks import must
@@ -211,8 +213,10 @@ class World:
     def probe(self) -> None:
         """After whatever happened: what one request computes, the next one finds, up to the last boundary."""
         self.engine.is_calm = True
+        for _ in range(math.ceil(PAUSE_MAX_S / HEARTBEAT_S) + 1):  # after saves that failed, others wait
+            self.pass_time(HEARTBEAT_S)
         text, tokens = self.rng.choice(TEXTS), self.rng.randrange(6, 19)
-        for _ in range(2):
+        for _ in range(3):  # the first may only open the way: without a path nothing is saved
             self.engine.kv.block_pool.forget_cached()
             request = self._request(text, tokens)
             self.engine.add(request)
