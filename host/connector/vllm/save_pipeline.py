@@ -156,7 +156,7 @@ class SavePipeline:
         withheld = withheld_of(granted.bundles, unit_digests)
         self._failed_runs = self._failed_runs + 1 if len(withheld) == len(granted.indexes) else 0
         if self._failed_runs >= FAILED_RUNS_MAX:
-            self._pause_until_s = now_s + min(PAUSE_MAX_S, 2.0 ** min(self._failed_runs - FAILED_RUNS_MAX, 10))
+            self._pause(now_s, min(PAUSE_MAX_S, 2.0 ** min(self._failed_runs - FAILED_RUNS_MAX, 10)))
         if withheld:
             reason = next((report.reason for report in reports if report.reason), "")
             logger.warning("%d chunk(s) were not saved: %s", len(withheld), reason)
@@ -172,6 +172,11 @@ class SavePipeline:
         if in_doubt:
             logger.warning("writes of %s are in doubt: going on as another, so that it is fenced", granted.holder_id)
             self._client.attach_anew(granted.holder_id)
+
+    def _pause(self, now_s: float, seconds: float) -> None:
+        self._pause_until_s = now_s + seconds
+        self.counters["save_pauses"] += 1
+        logger.warning("of %d saves in a row nothing could be written: none for %.0f s", self._failed_runs, seconds)
 
     def take_repeats(self, holder_id: str) -> list[ReserveWish]:
         """What to ask places for, now that ``holder_id`` is attached."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -212,11 +211,13 @@ class World:
 
     def probe(self) -> None:
         """After whatever happened: what one request computes, the next one finds, up to the last boundary."""
-        self.engine.is_calm = True
-        for _ in range(math.ceil(PAUSE_MAX_S / HEARTBEAT_S) + 1):  # after saves that failed, others wait
+        self.engine.is_calm, began_s = True, self.now_s
+        while not self.side._pipeline.may_ask(self.now_s):  # after saves that failed, others wait
             self.pass_time(HEARTBEAT_S)
+        must(self.now_s <= began_s + PAUSE_MAX_S + HEARTBEAT_S, "saves pause for too long", self.now_s - began_s)
         text, tokens = self.rng.choice(TEXTS), self.rng.randrange(6, 19)
-        for _ in range(3):  # the first may only open the way: without a path nothing is saved
+        # What a step computes while a worker has no path is not saved; the step tells that it has one again.
+        for _ in range(3 if self.side._gate.is_barred else 2):
             self.engine.kv.block_pool.forget_cached()
             request = self._request(text, tokens)
             self.engine.add(request)
