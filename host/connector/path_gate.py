@@ -42,13 +42,8 @@ class PathGate:
     def workers_told(self, state: PathState) -> None:
         self._problems[state.rank] = state.problem
 
-    @property
-    def is_barred(self) -> bool:
-        """Has a worker said that it has no path? Else there is one, or it may come."""
-        return any(self._problems)
-
     def look(self, now_s: float) -> Gate:
-        if self.is_barred:
+        if any(self._problems):
             return Gate.CLOSED
         if None not in self._problems:
             return Gate.OPEN

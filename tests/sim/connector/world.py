@@ -216,8 +216,7 @@ class World:
             self.pass_time(HEARTBEAT_S)
         must(self.now_s <= began_s + PAUSE_MAX_S + HEARTBEAT_S, "saves pause for too long", self.now_s - began_s)
         text, tokens = self.rng.choice(TEXTS), self.rng.randrange(6, 19)
-        # What a step computes while a worker has no path is not saved; the step tells that it has one again.
-        for _ in range(3 if self.side._gate.is_barred else 2):
+        for _ in range(2):
             self.engine.kv.block_pool.forget_cached()
             request = self._request(text, tokens)
             self.engine.add(request)
