@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from meshfusion.dpu.api.types import ChunkRecord
+from meshfusion.jbof.epoch_record import EpochRecord, encode_epoch_record, last_epoch
 from meshfusion.jbof.errors import FormatError
 from meshfusion.jbof.format import LBA_BYTES, OWNER_LBAS
 from meshfusion.jbof.label import Label
 from meshfusion.jbof.media.buffer import AlignedBuffer
 from meshfusion.jbof.media.faults import DataFileError, MediaFault
 from meshfusion.jbof.media.file import DataFile, open_data_file
-from meshfusion.jbof.owner_record import OwnerRecord, encode_owner_record, last_epoch
 from meshfusion.jbof.pool_addresses import drive_of_segment
 from meshfusion.jbof.segment_format import (
     KEY_PREFIX_BYTES,
@@ -68,8 +68,8 @@ class PoolMedium:
 
     def write_owner(self) -> None:
         """The epoch, durably: before anybody is served in it."""
-        record = OwnerRecord(self._epoch, self._label.pool_uuid, self._label.drive_uuid)
-        self._medium.write_blocks(record.lba, encode_owner_record(record))
+        record = EpochRecord(self._epoch, self._label.pool_uuid, self._label.drive_uuid)
+        self._medium.write_blocks(record.lba, encode_epoch_record(record))
         self._medium.flush()
 
     def open_segments(self, records: Iterable[SegmentRecord]) -> None:

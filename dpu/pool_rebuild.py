@@ -27,10 +27,10 @@ from meshfusion.dpu.pool_drives import only_drive
 from meshfusion.dpu.pool_medium import FileMedium
 from meshfusion.dpu.pool_place import sync_directory
 from meshfusion.dpu.rebuild import RebuildReport, rebuild
+from meshfusion.jbof.epoch_record import last_epoch
 from meshfusion.jbof.errors import ConfigError, MediaError, PoolBusyError
 from meshfusion.jbof.format import OWNER_LBAS
 from meshfusion.jbof.label import Label
-from meshfusion.jbof.owner_record import last_epoch
 from meshfusion.jbof.recovery import Drive, Reading
 from meshfusion.jbof.unit_digests import UnitDigests
 

@@ -5,7 +5,7 @@ All numbers are little-endian; every structure has the envelope of :mod:`meshfus
 
     block                  what
     0, 1                   the label, twice (meshfusion.jbof.label)
-    2, 3                   the owner's epoch, in turn (meshfusion.jbof.owner_record)
+    2, 3                   the owner's epoch, in turn (meshfusion.jbof.epoch_record)
     4, 5                   kept for who owns the drive, where several machines reach it
     data_start_lba + i*n   segment i, of n = segment_lba_count blocks:
         first block        its header (meshfusion.jbof.segment_format)

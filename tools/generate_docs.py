@@ -18,7 +18,7 @@ from meshfusion.dpu.config_example import example_service_config
 from meshfusion.host.connector.config import Audit, ConnectorConfig, EmbeddedPool
 from meshfusion.host.connector.metrics import GAUGES, METRIC_PREFIX, METRICS
 from meshfusion.host.kv.versions import SUPPORTED_MINORS
-from meshfusion.jbof import digest, envelope, format, label, owner_record, recovery, segment_format
+from meshfusion.jbof import digest, envelope, epoch_record, format, label, recovery, segment_format
 from meshfusion.jbof.media import deallocation
 from meshfusion.tools.docs_verify import VERIFY_REPORT
 from meshfusion.tools.mfctl.main import EXIT_CODES_HELP, mfctl
@@ -55,7 +55,7 @@ MEDIUM_PARTS = {
     "Places, chunk headers": format,
     "Every structure": envelope,
     "Label": label,
-    "Owner record": owner_record,
+    "Epoch record": epoch_record,
     "Segments": segment_format,
     "Digests of units": digest,
     "Deallocation": deallocation,

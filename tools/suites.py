@@ -190,11 +190,17 @@ def suites_of_a_run(root: Path, *, bin: Path, nightly: bool) -> list[Suite]:
     ]
 
 
+def heed_interruptions() -> None:
+    """Also where they are ignored, as in the background of a shell: what is started then would ignore them, too."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGTERM, signal.SIGHUP):  # the latter: the terminal was closed
+        signal.signal(number, lambda number, frame: sys.exit(128 + number))
+
+
 def main(arguments: Sequence[str]) -> int:
     root = Path(__file__).resolve().parent.parent
     os.chdir(root)
-    for number in (signal.SIGTERM, signal.SIGHUP):  # the latter: the terminal was closed
-        signal.signal(number, lambda number, frame: sys.exit(128 + number))
+    heed_interruptions()
     suites = suites_of_a_run(root, bin=Path(sys.executable).parent, nightly="--nightly" in arguments)
     outcomes = run_suites(suites, sys.stdout)
     print("", *(outcome.line() for outcome in outcomes), sep="\n")

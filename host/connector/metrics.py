@@ -45,6 +45,7 @@ METRICS: dict[str, str] = {
     "saves_dropped_queue_full": "Chunks not offered because too many saves were under way",
     "saves_dropped_service": "Chunks not saved because the service could not be asked",
     "saves_failed": "Chunks that could not be written",
+    "save_pauses": "Times that nothing was offered for a while, because nothing of the last runs could be written",
     "saves_in_doubt": "Chunks whose write may still land: their place is withheld until the target has fenced us",
     "saves_repeated": "Chunks written once more, elsewhere, because their first write was in doubt",
     "saved_bytes": "Bytes written to the pool, of all ranks together",

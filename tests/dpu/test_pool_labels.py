@@ -21,6 +21,14 @@ def spoil(path: Path, offset: int, value: bytes) -> None:
         data.write(value)
 
 
+def flip(path: Path, offset: int) -> None:
+    """A bit of what lies there: a byte of the pool's id may be any."""
+    with PoolLayout(path).data.open("rb") as data:
+        data.seek(offset)
+        value = data.read(1)[0]
+    spoil(path, offset, bytes([value ^ 0x10]))
+
+
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     make_pool(tmp_path / "pool")
@@ -31,8 +39,8 @@ def path(tmp_path: Path) -> Path:
     ("offset", "value", "text"),
     [
         (0, bytes(LBA_BYTES), "the first copy of its label (byte 0) does not start with MESHFUSN"),
-        (20, b"x", "the first copy of its label (byte 0) is damaged"),
-        (LBA_BYTES + 20, b"x", "the second copy of its label (byte 4096) is damaged"),
+        (20, b"x" * 8, "the first copy of its label (byte 0) is damaged"),
+        (LBA_BYTES + 20, b"x" * 8, "the second copy of its label (byte 4096) is damaged"),
     ],
 )
 def test_a_bad_copy_beside_a_good_one_is_told(
@@ -99,7 +107,7 @@ def test_the_way_out_of_lost_data_elsewhere(tmp_path: Path) -> None:
 
 def test_two_damaged_copies_need_a_new_pool(path: Path) -> None:
     for offset in (20, LBA_BYTES + 20):
-        spoil(path, offset, b"x")
+        flip(path, offset)
     with pytest.raises(FormatError, match="is damaged") as caught:
         inspect_pool(path)
     assert f"rm -r {path}" in caught.value.next_step

@@ -14,11 +14,11 @@ from meshfusion.dpu.api.types import ReserveOutcome
 from meshfusion.dpu.pool import Pool
 from meshfusion.dpu.pool_dir import PoolLayout, geometry_of, read_label
 from meshfusion.dpu.pool_medium import FileMedium
+from meshfusion.jbof.epoch_record import last_epoch
 from meshfusion.jbof.errors import MediaError
 from meshfusion.jbof.format import LBA_BYTES
 from meshfusion.jbof.media.faults import DataFileError, MediaFault
 from meshfusion.jbof.media.file import open_data_file
-from meshfusion.jbof.owner_record import last_epoch
 from meshfusion.jbof.segment_format import SummaryEntry, decode_segment_header, decode_summary
 from tests.dpu.pool_cases import DEADLINE_S, FULL_SEGMENT_UNITS, SEGMENT_COUNT, Holder, key, make_pool
 from tests.jbof.loop_devices import loop_device_of

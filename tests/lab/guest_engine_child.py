@@ -40,8 +40,8 @@ class PatientGate(path_gate.PathGate):
     """Connecting takes seconds here, beside an engine that asks all the time: each reading of the clock is a system
     call."""
 
-    def __init__(self) -> None:
-        super().__init__(patience_s=30.0)
+    def __init__(self, rank_count: int) -> None:
+        super().__init__(rank_count, patience_s=30.0)
 
 
 class Engine(engine_child.Engine):

@@ -69,8 +69,8 @@ def test_an_interruption_ends_what_runs_and_prints_it(number: signal.Signals) ->
         "import os, time\nprint('pid', os.getpid(), flush=True)\ntry:\n time.sleep(60)\nfinally: print('cleared up')"
     )
     main = (
-        "import signal, sys; from meshfusion.tools.suites import Suite, run_suites\n"
-        "signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))\n"
+        "import sys; from meshfusion.tools.suites import Suite, heed_interruptions, run_suites\n"
+        "heed_interruptions()\n"
         f"run_suites([Suite('long', (sys.executable, '-c', {child!r}))], sys.stdout, progress_s=0.1)"
     )
     runner = subprocess.Popen(

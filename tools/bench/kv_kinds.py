@@ -7,6 +7,7 @@ many bytes in units of the same sizes, on one thread: loads use several, so the 
 
 from __future__ import annotations
 
+import shutil
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -76,6 +77,7 @@ def main(
                 arguments = engine_arguments({**options, "model": str(folder.absolute())}, extra)
                 found = verified(Plan(arguments, directory, seed=number), progress)
                 note(report, folder.name, found, samples[folder])
+                shutil.rmtree(directory / f"{folder.name}-{number}")
         for folder, of_model in samples.items():
             cold = report.add(f"TTFT computed, {folder.name}", "s", of_model.cold_s)
             report.compare(report.add(f"TTFT loaded, {folder.name}", "s", of_model.loaded_s), cold)

@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 from meshfusion.dpu.api.types import Extent
 from meshfusion.host.connector.audits import AuditOptions, Audits, Verdict
 from meshfusion.host.connector.vllm.messages import AuditOrder, AuditReport
+from meshfusion.host.connector.vllm.rank_reports import RankReports
 from meshfusion.host.kv.chunk_form import ChunkForm
 from meshfusion.host.kv.resume import GroupPlan
 from meshfusion.host.pool_client import PoolClient
@@ -60,7 +61,7 @@ class AuditPipeline:
         self._free_lookup = free_lookup
         self.audits = Audits(options, draw)
         self._held: dict[int, _Held] = {}
-        self._reports: dict[int, list[AuditReport]] = {}  # of the ranks that are done, while others are not
+        self._reports = RankReports[int, AuditReport](form.rank_count)
         self._orders: list[AuditOrder] = []
         self._next_id = 0
 
@@ -101,11 +102,9 @@ class AuditPipeline:
         """Of ranks that are done. An audit ends when all are, and comes to nothing when it did on one of them."""
         for report in reports:
             assert report.audit_id in self._held, f"an audit that has ended: {report}"
-            of_ranks = self._reports.setdefault(report.audit_id, [])
-            assert all(report.rank != other.rank for other in of_ranks), f"reported twice: {report}"
-            of_ranks.append(report)
-            if len(of_ranks) == self._form.rank_count:
-                self._end(report.audit_id, self._reports.pop(report.audit_id), identity)
+            of_ranks = self._reports.add(report.audit_id, report)
+            if of_ranks is not None:
+                self._end(report.audit_id, of_ranks, identity)
 
     def _end(self, audit_id: int, reports: Sequence[AuditReport], identity: bytes) -> None:
         units, spares = self._held.pop(audit_id)

@@ -11,6 +11,7 @@ from meshfusion.host.connector.load_parts import LoadPart
 from meshfusion.host.connector.lookups import StartLoad
 from meshfusion.host.connector.read_failures import ReadFailures
 from meshfusion.host.connector.vllm.messages import LoadOrder, LoadReport
+from meshfusion.host.connector.vllm.rank_reports import RankReports
 from meshfusion.host.kv.chunk_form import ChunkForm
 from meshfusion.host.path.load_job import UnitFailure
 from meshfusion.host.pool_client import PoolClient
@@ -37,7 +38,7 @@ class LoadPipeline:
         self._client = client
         self._form = form
         self._loads: dict[str, StartLoad] = {}
-        self._reports: dict[str, list[LoadReport]] = {}  # of the ranks that are done, while others are not
+        self._reports = RankReports[str, LoadReport](form.rank_count)
         self._orders: list[LoadOrder] = []
         self._read_failures = ReadFailures()
         self.estimate = LoadEstimate(EstimateOptions())
@@ -71,10 +72,8 @@ class LoadPipeline:
         load = self._loads.get(report.request_id)
         if load is None:
             return None
-        reports = self._reports.setdefault(report.request_id, [])
-        assert all(report.rank != other.rank for other in reports), f"reported twice: {report}"
-        reports.append(report)
-        if len(reports) < self._form.rank_count:
+        reports = self._reports.add(report.request_id, report)
+        if reports is None:
             return None
         failures = [failure for one in reports for failure in one.failures]
         seconds = max(one.seconds for one in reports)
@@ -89,7 +88,7 @@ class LoadPipeline:
 
     def end(self, request_id: str) -> None:
         self._loads.pop(request_id, None)
-        self._reports.pop(request_id, None)
+        self._reports.forget(request_id)
 
     def _count(self, load: StartLoad, failures: Sequence[UnitFailure], seconds: float) -> None:
         """Bytes are those of all ranks. A block is there when every rank has its part of it."""

@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 from meshfusion.host.connector.saves import SaveChunk, SaveOptions, SaveRun, Saves
 from meshfusion.host.connector.vllm.chunking import Chunking
 from meshfusion.host.connector.vllm.messages import RunWritten, SaveOrder, WorkerFacts
+from meshfusion.host.connector.vllm.rank_reports import RankReports
 from meshfusion.host.kv.resume import GroupPlan
 from meshfusion.host.pool_client import PoolClient
 from meshfusion.host.pool_events import ALONE, GrantedRun, RankDigests, Reserved, ReserveWish
@@ -41,7 +42,7 @@ class SavePipeline:
         self.saves = Saves(SaveOptions(queue_bytes, facts.block_count), facts.form)
         self._pinned: dict[int, list[Any]] = {}
         self._granted: dict[int, GrantedRun] = {}
-        self._reports: dict[int, list[RunWritten]] = {}  # of the ranks that are done, while others are not
+        self._reports = RankReports[int, RunWritten](facts.form.rank_count)
         self._orders: list[SaveOrder] = []
         self._repeated: set[int] = set()  # runs that are second attempts: there is no third
         self._repeats: list[_Repeat] = []
@@ -137,11 +138,9 @@ class SavePipeline:
         """Workers have written and flushed, or failed. A run is settled when all ranks have."""
         for result in results:
             assert result.run_id in self._granted, f"a run that is settled: {result}"
-            reports = self._reports.setdefault(result.run_id, [])
-            assert all(result.rank != other.rank for other in reports), f"reported twice: {result}"
-            reports.append(result)
-            if len(reports) == self._form.rank_count:
-                self._settle(now_s, sorted(self._reports.pop(result.run_id), key=lambda report: report.rank))
+            reports = self._reports.add(result.run_id, result)
+            if reports is not None:
+                self._settle(now_s, reports)
 
     def _settle(self, now_s: float, reports: Sequence[RunWritten]) -> None:
         """By rank. Unpin, then commit or give the places back.
@@ -156,7 +155,7 @@ class SavePipeline:
         withheld = withheld_of(granted.bundles, unit_digests)
         self._failed_runs = self._failed_runs + 1 if len(withheld) == len(granted.indexes) else 0
         if self._failed_runs >= FAILED_RUNS_MAX:
-            self._pause_until_s = now_s + min(PAUSE_MAX_S, 2.0 ** min(self._failed_runs - FAILED_RUNS_MAX, 10))
+            self._pause(now_s, min(PAUSE_MAX_S, 2.0 ** min(self._failed_runs - FAILED_RUNS_MAX, 10)))
         if withheld:
             reason = next((report.reason for report in reports if report.reason), "")
             logger.warning("%d chunk(s) were not saved: %s", len(withheld), reason)
@@ -172,6 +171,11 @@ class SavePipeline:
         if in_doubt:
             logger.warning("writes of %s are in doubt: going on as another, so that it is fenced", granted.holder_id)
             self._client.attach_anew(granted.holder_id)
+
+    def _pause(self, now_s: float, seconds: float) -> None:
+        self._pause_until_s = now_s + seconds
+        self.counters["save_pauses"] += 1
+        logger.warning("of %d saves in a row nothing could be written: none for %.0f s", self._failed_runs, seconds)
 
     def take_repeats(self, holder_id: str) -> list[ReserveWish]:
         """What to ask places for, now that ``holder_id`` is attached."""

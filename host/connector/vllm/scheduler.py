@@ -150,12 +150,7 @@ class SchedulerSide:
         attachment = self._client.attachment
         wishes = self._pipeline.take_repeats(attachment.holder_id) if attachment is not None else []
         snapshots = snapshots_of(scheduler_output)
-        # Places that are asked for are used up, whatever comes of them, and others' chunks go for them.
-        may_save = (
-            not self._audits.is_distrusted
-            and self._gate.look(self._now_s()) is not Gate.CLOSED
-            and self._pipeline.may_ask(self._now_s())
-        )
+        may_save = not self._audits.is_distrusted and self._pipeline.may_ask(self._now_s())
         for request_id, tokens in scheduler_output.num_scheduled_tokens.items():
             request = self._requests.get(request_id)
             if request is None:

@@ -13,13 +13,22 @@ import pytest
 from meshfusion.dpu.pool import Pool, PoolOptions, create_pool
 from meshfusion.host.connector.estimate import LoadEstimate
 from meshfusion.host.connector.read_failures import ReadFailures
+from meshfusion.host.connector.vllm.save_pipeline import FAILED_RUNS_MAX
 from meshfusion.host.path.load_job import LoadJob, UnitFailure
 from meshfusion.host.path.shards import ShardWrite
 from meshfusion.host.path.spans import Span
 from meshfusion.host.path.staged import StagedLoader, StagedSaver
 from meshfusion.jbof.errors import MediaError
 from tests.host.connector.test_ranks import chunks_of, saved, start_engine
-from tests.host.support.engine_on_pool import CHUNK_TOKENS, EngineFactory, prompt, raising, save_prompt, settle
+from tests.host.support.engine_on_pool import (
+    CHUNK_TOKENS,
+    EngineFactory,
+    committed_by,
+    prompt,
+    raising,
+    save_prompt,
+    settle,
+)
 from tests.host.support.mini_engine import KeepOpen
 from tests.host.support.mini_request import make_request
 
@@ -109,6 +118,23 @@ def test_an_engine_one_rank_of_which_fails_to_write_does_not_use_up_the_pool(
         if chunks_of(pool) != before:
             break
     assert chunks_of(pool) == before, f"gone after {i + 1} requests"
+    assert engine.side.counts()["save_pauses"] > 0
+    settle(engine, pool)
+
+
+def test_saves_go_on_after_a_pause(pool: Pool, start: EngineFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = start_engine(start)
+    with monkeypatch.context() as broken:
+        broken.setattr(StagedSaver, "write", raising(MediaError("read-only", next_step="-")))
+        for i in range(FAILED_RUNS_MAX):
+            save_prompt(engine, prompt(CHUNK_TOKENS, seed=i), f"broken{i}")
+    assert engine.side.counts()["save_pauses"] == 1
+    save_prompt(engine, prompt(CHUNK_TOKENS, seed=50), "paused")
+    assert chunks_of(pool) == ()
+    time.sleep(1.1)  # the first pause is of a second
+    save_prompt(engine, prompt(CHUNK_TOKENS, seed=51), "works")
+    committed_by(engine, 1)
+    assert len(chunks_of(pool)) == 1
     settle(engine, pool)
 
 

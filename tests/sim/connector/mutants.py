@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -14,7 +13,8 @@ from meshfusion.host.connector.path_gate import Gate, PathGate
 from meshfusion.host.connector.saves import Saves
 from meshfusion.host.connector.vllm import save_pipeline, scheduler
 from meshfusion.host.connector.vllm.load_pipeline import LoadPipeline
-from meshfusion.host.connector.vllm.messages import LoadOrder, RunWritten
+from meshfusion.host.connector.vllm.messages import LoadOrder, LoadReport, RunWritten
+from meshfusion.host.connector.vllm.rank_reports import RankReports
 from meshfusion.host.connector.vllm.save_pipeline import SavePipeline
 from meshfusion.host.connector.vllm.scheduler import SchedulerSide
 from meshfusion.host.kv.chunk_form import ChunkForm
@@ -131,8 +131,14 @@ def _units_of_first(self: LoadOrder, form: ChunkForm, rank: int) -> Any:
 _pipeline_of = LoadPipeline.__init__
 
 
+class _FirstReports(RankReports[str, LoadReport]):
+    def add(self, order: str, report: LoadReport) -> list[LoadReport] | None:
+        return [report]
+
+
 def _ends_with_first(self: LoadPipeline, client: Any, form: ChunkForm) -> None:
-    _pipeline_of(self, client, replace(form, rank_count=1, ranks_per_shard=()))
+    _pipeline_of(self, client, form)
+    vars(self)["_reports"] = _FirstReports(form.rank_count)
 
 
 def _opens_for_any(self: PathGate, now_s: float) -> Gate:

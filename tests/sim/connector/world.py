@@ -10,6 +10,7 @@ from typing import Final
 
 from meshfusion.host.connector.config import ConnectorConfig, parse_connector_config
 from meshfusion.host.connector.vllm.messages import WorkerFacts
+from meshfusion.host.connector.vllm.save_pipeline import PAUSE_MAX_S
 from meshfusion.host.connector.vllm.scheduler import SchedulerSide
 from meshfusion.host.path.block_layout import Runs
 from tests.sim.connector.blocks import must
@@ -210,7 +211,10 @@ class World:
 
     def probe(self) -> None:
         """After whatever happened: what one request computes, the next one finds, up to the last boundary."""
-        self.engine.is_calm = True
+        self.engine.is_calm, began_s = True, self.now_s
+        while not self.side._pipeline.may_ask(self.now_s):  # after saves that failed, others wait
+            self.pass_time(HEARTBEAT_S)
+        must(self.now_s <= began_s + PAUSE_MAX_S + HEARTBEAT_S, "saves pause for too long", self.now_s - began_s)
         text, tokens = self.rng.choice(TEXTS), self.rng.randrange(6, 19)
         for _ in range(2):
             self.engine.kv.block_pool.forget_cached()

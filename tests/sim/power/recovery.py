@@ -11,10 +11,10 @@ from typing import TypeVar
 from meshfusion.dpu.api.types import ChunkRecord, Extent
 from meshfusion.dpu.rebuild import RebuildReport, rebuild
 from meshfusion.jbof import recovery
+from meshfusion.jbof.epoch_record import last_epoch
 from meshfusion.jbof.errors import FormatError
 from meshfusion.jbof.format import LBA_BYTES, OWNER_LBAS, decode_chunk_header
 from meshfusion.jbof.label import Label
-from meshfusion.jbof.owner_record import last_epoch
 from meshfusion.jbof.segments import SegmentGeometry, SegmentRecord, SegmentTable
 from tests.sim.medium import IndexModel, must
 from tests.sim.power.drive import Drive

@@ -27,7 +27,7 @@ from meshfusion.jbof.errors import FormatError
 from meshfusion.jbof.format import LBA_BYTES, OWNER_LBAS, UUID_BYTES
 from meshfusion.jbof.label import Label
 
-OWNER_RECORD_VERSION: Final = 3
+EPOCH_RECORD_VERSION: Final = 3
 
 _MAGIC: Final = b"MESHEPOC"
 _RECORD: Final = struct.Struct("<8sIIQ16s16s")
@@ -35,7 +35,7 @@ assert _RECORD.size == 56
 
 
 @dataclass(frozen=True, slots=True)
-class OwnerRecord:
+class EpochRecord:
     """``epoch``: of the owner that wrote it. The UUIDs are 16 bytes each."""
 
     epoch: int
@@ -48,21 +48,21 @@ class OwnerRecord:
         return OWNER_LBAS[self.epoch % len(OWNER_LBAS)]
 
 
-def encode_owner_record(record: OwnerRecord) -> bytes:
+def encode_epoch_record(record: EpochRecord) -> bytes:
     """One logical block, for ``record.lba``."""
     assert len(record.pool_uuid) == len(record.drive_uuid) == UUID_BYTES
-    body = _RECORD.pack(_MAGIC, OWNER_RECORD_VERSION, 0, record.epoch, record.pool_uuid, record.drive_uuid)
+    body = _RECORD.pack(_MAGIC, EPOCH_RECORD_VERSION, 0, record.epoch, record.pool_uuid, record.drive_uuid)
     return sealed(body, LBA_BYTES)
 
 
-def decode_owner_record(data: bytes, *, where: str = "the owner record") -> OwnerRecord:
+def decode_epoch_record(data: bytes, *, where: str = "the epoch record") -> EpochRecord:
     """Raises :class:`~meshfusion.jbof.envelope.MediumFormatError`."""
-    check_magic(data, _MAGIC, OWNER_RECORD_VERSION, where, "owner record")
+    check_magic(data, _MAGIC, EPOCH_RECORD_VERSION, where, "epoch record")
     if len(data) != LBA_BYTES:
         raise damaged(f"{where} is {len(data)} bytes long instead of {LBA_BYTES}")
     check_sealed(data, _RECORD.size, where)
     _, _, _, epoch, pool_uuid, drive_uuid = _RECORD.unpack_from(data)
-    return OwnerRecord(epoch, pool_uuid, drive_uuid)
+    return EpochRecord(epoch, pool_uuid, drive_uuid)
 
 
 def last_epoch(copies: Iterable[bytes], label: Label) -> int:
@@ -70,7 +70,7 @@ def last_epoch(copies: Iterable[bytes], label: Label) -> int:
     epochs = [0]
     for data, lba in zip(copies, OWNER_LBAS, strict=True):
         try:
-            record = decode_owner_record(data)
+            record = decode_epoch_record(data)
         except FormatError:
             continue
         if (record.pool_uuid, record.drive_uuid, record.lba) == (label.pool_uuid, label.drive_uuid, lba):
