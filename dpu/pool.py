@@ -28,6 +28,7 @@ from meshfusion.dpu.pool_drives import PoolDrive, find_drives
 from meshfusion.dpu.pool_inspect import CheckReport, check_pool, inspect_pool
 from meshfusion.dpu.pool_shelf import OpenDrives
 from meshfusion.dpu.pool_status import list_chunks, status_of
+from meshfusion.dpu.pool_tending import Policy, make_curator, unadopted
 from meshfusion.dpu.pool_writer import TransactionWriter
 from meshfusion.dpu.store.checks import refuse_other_exports, refuse_unserved
 from meshfusion.dpu.store.store import Reply, Step, Store, StoreOptions
@@ -46,9 +47,11 @@ INDEX_SCAN_DEADLINE_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class PoolOptions(StoreOptions):
-    """Store options plus ``heartbeat_s``: how often holders must be heard from."""
+    """Store options plus ``heartbeat_s``: how often holders must be heard from; ``policy``: what decides which chunks
+    are written and reclaimed."""
 
     heartbeat_s: float = 5.0
+    policy: Policy = Policy.LEARNED
 
 
 # (whom it serves, the pool, where it lies) -> the keeper, not started yet
@@ -87,14 +90,17 @@ class Pool:
         self._medium, self._drives = drives.begin_epoch(epoch)
         if self._exports is not None:
             note_exported(layout, exported_as)
+        shelf = self._drives.shelf(segments)
         self._store = Store(
-            self._drives.shelf(segments),
+            shelf,
             options,
             epoch=epoch,
             former_holders=former,
             exported_as=exported_as,
+            curator=make_curator(options.policy, shelf),
             now_s=clock(),
         )
+        self._unadopted = unadopted(segments)
         self._store.counters["index_entries_damaged"] = totals.damaged_count
         self._mutex = threading.Lock()
         self._ending: dict[int, str] = {}  # ticket of a fence or a farewell -> holder
@@ -371,6 +377,17 @@ class Pool:
                 if self._exports is not None and self._store.holders.to_cut_off():
                     self._exports.wake()
             self._probe_holders(now_s)
+            self._tend(now_s)
+
+    def _tend(self, now_s: float) -> None:
+        """Lookups come in between."""
+        if self._unadopted:
+            record = self._unadopted.pop()
+            chunks = self._index.chunks_in(record)
+            with self._mutex:
+                self._store.adopt(record, chunks or ())
+        with self._mutex:
+            self._store.tend(now_s)
 
     def _probe_holders(self, now_s: float) -> None:
         with self._mutex:  # so that no holder attaches anew between its lock and its fence

@@ -52,6 +52,7 @@ class ReserveWish(NamedTuple):
     """
 
     run_id: int
+    request_id: str
     identity: bytes
     groups: tuple[int, ...]
     indexes: tuple[int, ...]
@@ -94,11 +95,12 @@ class Matched(NamedTuple):
 
 class Reserved(NamedTuple):
     """Answer to :meth:`PoolClient.reserve`, one for each wish. ``outcomes`` counts the run's chunks; ``granted`` is
-    None when there is nothing to write; ``no_space``: chunks (from 0) worth asking for again."""
+    None when there is nothing to write; ``not_now``: chunks (from 0) that got no place, and are worth asking for when
+    they are computed again."""
 
     run_id: int
     outcomes: Mapping[api.ReserveOutcome, int]
-    no_space: tuple[int, ...]
+    not_now: tuple[int, ...]
     granted: GrantedRun | None
 
 

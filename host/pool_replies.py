@@ -22,6 +22,8 @@ from meshfusion.jbof.pool_addresses import is_on_a_drive, pool_lba
 
 logger = logging.getLogger("meshfusion.client")
 
+_NOT_NOW = (api.ReserveOutcome.NO_SPACE, api.ReserveOutcome.DECLINED)
+
 
 def stored_boundary(
     reply: api.MatchReply, asked: Sequence[api.GroupKeys], identity: bytes, form: ChunkForm
@@ -92,7 +94,14 @@ def _is_right(chunk: api.ChunkRecord, group: int, index: int, key: bytes, identi
 def reserve_items(wish: ReserveWish, keys: Sequence[bytes], form: ChunkForm) -> list[api.ReserveItem]:
     """One item for each chunk of the run."""
     return [
-        api.ReserveItem(key, group, index * form.chunk_tokens, form.chunk_tokens, form.shards_of(group, index))
+        api.ReserveItem(
+            key,
+            group,
+            index * form.chunk_tokens,
+            form.chunk_tokens,
+            form.shards_of(group, index),
+            request_id=wish.request_id,
+        )
         for group, index, key in zip(wish.groups, wish.indexes, keys, strict=True)
     ]
 
@@ -125,12 +134,12 @@ def reserved(
     epoch: int,
     form: ChunkForm,
 ) -> ReservedRun:
-    """The answer for one run. A chunk of which another group found no space is not written either: its boundary could
+    """The answer for one run. A chunk of which another group got no place is not written either: its boundary could
     not be resumed at, and it is asked for again with the other."""
     assert len(results) == len(keys) == wish.chunk_count, (len(results), len(keys), wish.chunk_count)
     outcomes = [result.outcome for result in results]
     bundles = [index + 1 if len(form.plans) > 1 else ALONE for index in wish.indexes]
-    broken = {b for b, outcome in zip(bundles, outcomes, strict=True) if outcome is api.ReserveOutcome.NO_SPACE}
+    broken = {b for b, outcome in zip(bundles, outcomes, strict=True) if outcome in _NOT_NOW}
     spare = [
         i
         for i, outcome in enumerate(outcomes)
@@ -142,7 +151,7 @@ def reserved(
     answer = Reserved(
         wish.run_id,
         Counter(outcomes),
-        tuple(i for i, outcome in enumerate(outcomes) if outcome is api.ReserveOutcome.NO_SPACE),
+        tuple(i for i, outcome in enumerate(outcomes) if outcome in _NOT_NOW),
         GrantedRun(
             holder_id,
             epoch,

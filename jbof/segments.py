@@ -33,6 +33,10 @@ class SegmentRecord:
     is_summarized: bool = False
 
 
+UNVALUED = float("inf")
+"""The worth of what nobody has valued: it goes after all that is known to be worth less, the longest unused first."""
+
+
 class SegmentState(enum.Enum):
     FREE = "free"
     OPENING = "opening"  # its record is not durable yet: no extent of it may leave
@@ -59,6 +63,7 @@ class _Segment:
     read_pins: int = 0
     write_pins: int = 0
     last_used_s: float = float("-inf")
+    worth: float = UNVALUED
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +174,10 @@ class SegmentTable:
         """A chunk in ``segment`` was matched: it is recent."""
         self._segments[segment].last_used_s = now_s
 
+    def valued(self, segment: int, worth: float) -> None:
+        """What is lost when the segment is reclaimed, in any unit, the same for all."""
+        self._segments[segment].worth = worth
+
     # ---- appending -----------------------------------------------------------------------------------------------
 
     def allocate(self, lba_count: int) -> Allocation | None:
@@ -233,7 +242,8 @@ class SegmentTable:
         return openings, is_current_used
 
     def open_next(self, now_s: float, may_reclaim: Callable[[int], bool]) -> SegmentRecord | None:
-        """Seal the current segment and open another: a free one, or the victim with the oldest use.
+        """Seal the current segment and open another: a free one, or the victim that is worth least; of those that are
+        alike the one with the oldest use.
 
         Returns the record to make durable (with the victim's chunks removed from the index in the same transaction),
         or None when nothing can be opened: the current segment then stays as it is. One whose opening failed is free:
@@ -255,6 +265,7 @@ class SegmentTable:
         segment.summary = SummaryState.NONE
         self._due.discard(target)
         segment.last_used_s = now_s
+        segment.worth = UNVALUED
         self._current = target
         return self._record(target)
 
@@ -308,12 +319,12 @@ class SegmentTable:
 
     def _victim(self, may_reclaim: Callable[[int], bool]) -> int | None:
         candidates = self._candidates(may_reclaim)
-        return min(candidates)[2] if candidates else None
+        return min(candidates)[-1] if candidates else None
 
-    def _candidates(self, may_reclaim: Callable[[int], bool]) -> list[tuple[float, int, int]]:
-        """By when they were used last: (time, opening, segment)."""
+    def _candidates(self, may_reclaim: Callable[[int], bool]) -> list[tuple[float, float, int, int]]:
+        """By worth, and then by when they were used last: (worth, time, opening, segment)."""
         return [
-            (segment.last_used_s, segment.opened_seq, index)
+            (segment.worth, segment.last_used_s, segment.opened_seq, index)
             for index, segment in self._segments.items()
             if self._is_victim(index, segment, may_reclaim)
         ]

@@ -124,6 +124,12 @@ class Shelf:
     def used(self, segment: int, now_s: float) -> None:
         self._of(segment).used(segment, now_s)
 
+    def valued(self, segment: int, worth: float) -> None:
+        """As of one drive. What nobody has here any more has no worth either."""
+        drive = self._drives.get(drive_of_segment(segment))
+        if drive is not None:
+            drive.segments.valued(segment, worth)
+
     def summarizing(self, record: SegmentRecord) -> None:
         self._of(record.segment).summarizing(record)
 

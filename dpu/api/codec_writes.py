@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from meshfusion.dpu.api import types as t
 from meshfusion.dpu.api.codec import digests_from_pb, digests_to_pb, extent_from_pb, extent_to_pb, ids_from_pb
 from meshfusion.dpu.api.limits import (
@@ -21,14 +23,19 @@ _OUTCOME_TO_PB: dict[t.ReserveOutcome, pb.ReserveOutcome] = {
     t.ReserveOutcome.EXISTS: pb.RESERVE_OUTCOME_EXISTS,
     t.ReserveOutcome.BUSY: pb.RESERVE_OUTCOME_BUSY,
     t.ReserveOutcome.NO_SPACE: pb.RESERVE_OUTCOME_NO_SPACE,
+    t.ReserveOutcome.DECLINED: pb.RESERVE_OUTCOME_DECLINED,
 }
 _OUTCOME_FROM_PB: dict[int, t.ReserveOutcome] = {int(wire): outcome for outcome, wire in _OUTCOME_TO_PB.items()}
 
 
 def reserve_request_to_pb(r: t.ReserveRequest) -> pb.ReserveRequest:
+    # Many items are of one request: its name is sent once.
+    request_ids = list(dict.fromkeys(i.request_id for i in r.items if i.request_id))
+    number_of = {name: number for number, name in enumerate(request_ids, start=1)}
     return pb.ReserveRequest(
         holder_id=r.holder_id,
         epoch=r.epoch,
+        request_ids=request_ids,
         items=[
             pb.ReserveItem(
                 key=i.key,
@@ -37,6 +44,7 @@ def reserve_request_to_pb(r: t.ReserveRequest) -> pb.ReserveRequest:
                 token_count=i.token_count,
                 shards=[pb.ShardSize(rank=s.rank, unit_bytes=s.unit_bytes, unit_count=s.unit_count) for s in i.shards],
                 copies=i.copies,
+                request=number_of.get(i.request_id, 0),
             )
             for i in r.items
         ],
@@ -45,14 +53,17 @@ def reserve_request_to_pb(r: t.ReserveRequest) -> pb.ReserveRequest:
 
 def reserve_request_from_pb(m: pb.ReserveRequest) -> t.ReserveRequest:
     check_count("items", m.items, MAX_ITEMS)
+    check_count("request_ids", m.request_ids, MAX_ITEMS)
+    request_ids = ["", *(check_id("request_ids", name) for name in m.request_ids)]
     return t.ReserveRequest(
         holder_id=check_id("holder_id", m.holder_id),
         epoch=check_int("epoch", m.epoch),
-        items=tuple(map(_reserve_item_from_pb, m.items)),
+        items=tuple(_reserve_item_from_pb(item, request_ids) for item in m.items),
     )
 
 
-def _reserve_item_from_pb(m: pb.ReserveItem) -> t.ReserveItem:
+def _reserve_item_from_pb(m: pb.ReserveItem, request_ids: Sequence[str]) -> t.ReserveItem:
+    """``request_ids``: the first one is for items of an unknown request."""
     check_count("item.shards", m.shards, MAX_SHARDS)
     return t.ReserveItem(
         key=check_key("item.key", m.key),
@@ -68,6 +79,7 @@ def _reserve_item_from_pb(m: pb.ReserveItem) -> t.ReserveItem:
             for s in m.shards
         ),
         copies=check_int("item.copies", m.copies, 1, 255),
+        request_id=request_ids[check_int("item.request", m.request, 0, len(request_ids) - 1)],
     )
 
 

@@ -13,7 +13,7 @@ from typing import Protocol
 KEY_BYTES = 32
 IDENTITY_BYTES = 32
 UNIT_DIGEST_BYTES = 8
-API_VERSION = 2
+API_VERSION = 3  # 3: items of a reservation name their request, and may be declined
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,12 +194,15 @@ class ReleaseRequest:
 
 @dataclass(frozen=True, slots=True)
 class ReserveItem:
+    """``request_id``: as it was named in its lookup; the chunk is judged by what that asked for. Empty: unknown."""
+
     key: bytes
     group: int
     position_tokens: int
     token_count: int
     shards: tuple[ShardSize, ...]
     copies: int = 1
+    request_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +217,7 @@ class ReserveOutcome(enum.Enum):
     EXISTS = "exists"  # already committed: nothing to do
     BUSY = "busy"  # another writer holds a grant for this key: nothing to do (no convoy)
     NO_SPACE = "no_space"  # nothing reclaimable now: drop the save
+    DECLINED = "declined"  # not worth a write now: drop the save; it may be when it is used again
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from meshfusion.dpu.api import types as api
 from meshfusion.dpu.api.limits import check_groups
 from meshfusion.dpu.store.boundary import longest_boundary
 from meshfusion.dpu.store.checks import SERVED_TENANT, record_of, refuse_commit, refuse_item, refuse_unserved
+from meshfusion.dpu.store.curator import Curator, Offer, WritesEverything
 from meshfusion.dpu.store.effects import (
     DeleteChunk,
     DeleteHolder,
@@ -94,9 +95,11 @@ class Store:
         epoch: int,
         former_holders: Iterable[HolderRecord] = (),
         exported_as: str = "",
+        curator: Curator | None = None,
         now_s: float,
     ) -> None:
         self.segments = segments
+        self._curator = curator or WritesEverything()
         self.options = options
         self.epoch = epoch
         self._exported_as = exported_as
@@ -199,10 +202,12 @@ class Store:
         self.counters["match_requests"] += 1
         self.counters["match_keys"] += sum(len(group.keys) - group.keys.count(b"") for group in request.groups)
         self.counters["match_shortened_by_pins"] += boundary.is_shortened
+        self._curator.asked(now_s, request.holder_id, holder.record.identity, request, boundary.chunk_count)
         if not boundary.chunk_count:
             return api.MatchReply("", 0, ())
         for segment in boundary.segments:
             self.segments.used(segment, now_s)
+        self._curator.used(boundary.segments)
         lease = self.leases.grant(now_s, request.holder_id, request.request_id, boundary.segments)
         self.counters["matched_chunks"] += len(boundary.chunks)
         return api.MatchReply(lease.lease_id, boundary.chunk_count, boundary.chunks)
@@ -221,6 +226,7 @@ class Store:
         if found is None or not self.is_readable(found) or all(s.extent != request.extent for s in found.shards):
             return Step(False)
         self.counters["dropped_chunks"] += 1
+        self._curator.dropped(found)
         return self._step(True, (DeleteChunk(request.key, request.extent),), _Pending())
 
     # ---- writing -------------------------------------------------------------------------------------------------
@@ -229,14 +235,16 @@ class Store:
         self, now_s: float, request: api.ReserveRequest, stored: Mapping[bytes, api.ChunkRecord]
     ) -> Step[api.ReserveReply]:
         """Extents for the items nobody has stored or is writing. ``stored``: index entries of the items' keys."""
-        self._holder(now_s, request.holder_id, request.epoch)
+        holder = self._holder(now_s, request.holder_id, request.epoch)
         for item in request.items:
             refuse_item(item, self.segments.geometry)
         pending = _Pending()
         after = 0
+        offers = [Offer(item, self._needless(item, stored) is None) for item in request.items]
+        classes = self._curator.admit(now_s, request.holder_id, holder.record.identity, offers, 1.0)
         results: list[api.ReserveResult] = []
-        for item in request.items:
-            result = self._reserve_item(now_s, request.holder_id, item, stored, pending)
+        for item, lifetime_class in zip(request.items, classes, strict=True):
+            result = self._reserve_item(now_s, request.holder_id, item, stored, lifetime_class, pending)
             results.append(result)
             self.counters[f"reserve_{result.outcome.value}"] += 1
             after = max([after, *(self._opening.get(extent.segment, 0) for extent in result.extents)])
@@ -301,6 +309,15 @@ class Store:
         self.counters["grants_expired"] += self.grants.expire(now_s)
         self.counters["holders_condemned"] += self.holders.condemn_silent(now_s)
 
+    def tend(self, now_s: float) -> None:
+        """Value some segments anew; a bounded piece of work, to be called now and then."""
+        self._curator.tend(now_s)
+
+    def adopt(self, record: SegmentRecord, chunks: Iterable[api.ChunkRecord]) -> None:
+        """These chunks lie in this segment since an earlier life of the service; to be told once."""
+        if self.segments.is_readable(record.segment, record.generation):
+            self._curator.stored(chunks)
+
     def summarize(self, now_s: float) -> Step[None]:
         """Write the summaries that are due, a few at once. To be called now and then."""
         due = self.segments.settled()[:SUMMARIES_AT_ONCE]
@@ -320,12 +337,15 @@ class Store:
             self._stopped_reason = ""
         for record in pending.opened:
             self.segments.opened(record)
+            self._curator.emptied(record.segment)
             if self._opening.get(record.segment) == ticket:
                 del self._opening[record.segment]
         for grant, chunk in pending.committing:
             self.grants.resolve(grant)
             self.counters["committed_chunks"] += 1
             self.counters["committed_bytes"] += sum(shard.payload_bytes for shard in chunk.shards)
+        if pending.committing:
+            self._curator.stored(chunk for _, chunk in pending.committing)
         for holder_id in pending.admitted:
             if (holder := self.holders.get(holder_id)) is not None and holder.admission == ticket:
                 holder.admission = 0
@@ -411,6 +431,7 @@ class Store:
     def _forget_holder(self, holder_id: str) -> None:
         """Its writes are all known to be over: give back everything it held."""
         self.leases.drop_holder(holder_id)
+        self._curator.forget_holder(holder_id)
         for grant in self.grants.of_holder(holder_id):
             if grant.state is not GrantState.COMMITTING:
                 self.grants.resolve(grant)
@@ -444,19 +465,28 @@ class Store:
             return False
         return self.is_readable(record)
 
+    def _needless(self, item: api.ReserveItem, stored: Mapping[bytes, api.ChunkRecord]) -> api.ReserveOutcome | None:
+        """Why nobody else needs to write this chunk; None when somebody does."""
+        existing = stored.get(item.key)
+        if existing is not None and self.is_readable(existing):
+            return api.ReserveOutcome.EXISTS
+        return api.ReserveOutcome.BUSY if self.grants.has_writer(item.key) else None
+
     def _reserve_item(
         self,
         now_s: float,
         holder_id: str,
         item: api.ReserveItem,
         stored: Mapping[bytes, api.ChunkRecord],
+        lifetime_class: int | None,
         pending: _Pending,
     ) -> api.ReserveResult:
-        existing = stored.get(item.key)
-        if existing is not None and self.is_readable(existing):
-            return api.ReserveResult(api.ReserveOutcome.EXISTS)
-        if self.grants.has_writer(item.key):
-            return api.ReserveResult(api.ReserveOutcome.BUSY)
+        """``lifetime_class``: None when it is not worth a write."""
+        needless = self._needless(item, stored)  # an item before it may have been of the same chunk
+        if needless is not None:
+            return api.ReserveResult(needless)
+        if lifetime_class is None:
+            return api.ReserveResult(api.ReserveOutcome.DECLINED)
         if self._stopped_reason and now_s < self._stopped_until_s:
             return api.ReserveResult(api.ReserveOutcome.NO_SPACE)
         if self._quarantine_full():

@@ -42,6 +42,7 @@ METRICS: dict[str, str] = {
     "saves_existing": "Chunks that were stored already",
     "saves_busy": "Chunks that another writer was storing",
     "saves_no_space": "Chunks for which the pool had no space",
+    "saves_declined": "Chunks that the pool did not find worth a write",
     "saves_dropped_queue_full": "Chunks not offered because too many saves were under way",
     "saves_dropped_service": "Chunks not saved because the service could not be asked",
     "saves_failed": "Chunks that could not be written",

@@ -174,9 +174,9 @@ class Saves:
         complete = self._complete.pop(request_id, 0)
         self.counters["saves_dropped_queue_full"] += max(0, complete - considered)
 
-    def reserved(self, run_id: int, outcomes: Mapping[ReserveOutcome, int], no_space: Sequence[int]) -> SaveRun | None:
-        """The service answered for a run; ``no_space``: which of its chunks found none, or would have become visible
-        only together with one that found none, counted from 0.
+    def reserved(self, run_id: int, outcomes: Mapping[ReserveOutcome, int], not_now: Sequence[int]) -> SaveRun | None:
+        """The service answered for a run; ``not_now``: which of its chunks got no place, for want of space or of worth,
+        or would have become visible only together with one that got none, counted from 0.
 
         Returns the run when it has ended (nothing was granted): unpin its blocks. None: hand it to the worker.
         """
@@ -184,8 +184,8 @@ class Saves:
         assert sum(outcomes.values()) == run.chunk_count, (run_id, outcomes)
         for outcome, count in outcomes.items():
             self.counters[f"reserve_{outcome.value}"] += count
-        self._forget(run, no_space)
-        self._not_on_the_way(run, [run.chunks[i].name for i in no_space])
+        self._forget(run, not_now)
+        self._not_on_the_way(run, [run.chunks[i].name for i in not_now])
         granted = outcomes.get(ReserveOutcome.GRANTED, 0)
         if granted == 0:
             return self._end(run)

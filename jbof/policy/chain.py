@@ -19,7 +19,8 @@ class Chain:
 
     ``keys``: 64 uniformly distributed bits of each chunk's key, shape (chunks,). Chunk ``i`` begins at token
     ``i * chunk_tokens`` and its predecessor is chunk ``i - 1``. ``whole_count``: how many of them, from the first, have
-    all their tokens; a chunk that is not whole can only be reused by an equal prompt.
+    all their tokens; a chunk that is not whole can only be reused by an equal prompt. ``skipped``: chunks of the prompt
+    before these that the group does not need any more.
     """
 
     group: int
@@ -27,6 +28,7 @@ class Chain:
     chunk_tokens: int
     chunk_bytes: int
     whole_count: int
+    skipped: int = 0
 
     def __post_init__(self) -> None:
         assert self.keys.ndim == 1, self.keys.shape
@@ -38,4 +40,4 @@ class Chain:
     @property
     def tokens(self) -> int:
         """Tokens of a prompt that fills all chunks."""
-        return len(self.keys) * self.chunk_tokens
+        return (self.skipped + len(self.keys)) * self.chunk_tokens

@@ -88,7 +88,13 @@ class DensityPolicy:
         pace = pace_after(uses, found.pace, gaps_s)
         known_count = int(np.argmin(known)) if not known.all() else len(known)
         last = max(known_count - 1, 0)
-        new_class = class_of_new(chain.tokens, len(known), known_count, int(found.uses[last]), float(gaps_s[last]))
+        new_class = class_of_new(
+            chain.tokens,
+            chain.skipped + len(known),
+            chain.skipped + known_count,
+            int(found.uses[last]),
+            float(gaps_s[last]),
+        )
         classes = classify(uses, pace, new_class, chain.whole_count)
         classes = at_least_followers(classes, group.model.gain[:, 0], chain.whole_count)
         history.put(chain.keys, found, now_s, uses, pace, classes)
@@ -96,6 +102,29 @@ class DensityPolicy:
         every = self.settings.refresh_matches
         if self._matches % every == 0 or (self._matches < every and self._matches.bit_count() == 1):
             self._refresh(now_s)
+
+    def on_computed(self, chain: Chain, now_s: float) -> None:
+        now_s = self._advance(now_s)
+        history = self._group(chain).history
+        slots, known = history.find(chain.keys)
+        if known.all():
+            return
+        slots[~known] = history.places(chain.keys[~known], slots[known])
+        found = history.entries(slots, known)
+        before = np.maximum.accumulate(np.where(known, np.arange(len(known)), -1))
+        first = class_of_new(chain.tokens, len(known), 0, 0, 0.0)
+        classes = np.where(before >= 0, found.classes[before], first).astype(np.uint8)
+        new = found.of(~known)
+        once = np.ones(len(new.slots), np.int64)
+        history.put(chain.keys[~known], new, now_s, once, new.pace * 0.0, classes[~known])
+
+    def is_held(self, group: int, keys: Keys) -> Mask:
+        if group not in self._groups:
+            return np.zeros(len(keys), np.bool_)
+        return self._groups[group].history.is_resident(keys)
+
+    def refresh_if_due(self, now_s: float) -> None:
+        pass
 
     def _learn(self, group: _Group, found: Entries, now_s: float) -> None:
         """Uses of sampled chunks, and how long those that they were, or that they displace, had been waiting."""

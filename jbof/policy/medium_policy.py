@@ -55,6 +55,16 @@ class MediumPolicy(Protocol):
     def on_match(self, chain: Chain, now_s: float) -> None:
         """A request asked for this chain: once for each request and group, hits and misses alike, before ``admit``."""
 
+    def on_computed(self, chain: Chain, now_s: float) -> None:
+        """Chunks of this chain that nobody asked for before were computed beyond what a request asked for: what it
+        generated. They are taken to be used like those before them, in the next turn."""
+
+    def refresh_if_due(self, now_s: float) -> None:
+        """Learn from what was observed: a bounded piece of work, to be called often and beside no lookup."""
+
+    def is_held(self, group: int, keys: Keys) -> npt.NDArray[np.bool_]:
+        """Which of these are on the medium, as far as it was told and remembers."""
+
     def admit(self, chain: Chain, offered: Indexes, now_s: float, budget_level: float) -> Admissions:
         """Which of a chain's chunks to write: at reserve time, for those (ascending) that the engine offers.
 

@@ -35,6 +35,16 @@ class Entries:
     pace: Floats
     classes: Bytes
 
+    def of(self, rows: Mask) -> Entries:
+        return Entries(
+            self.slots[rows],
+            self.known[rows],
+            self.last_use_s[rows],
+            self.uses[rows],
+            self.pace[rows],
+            self.classes[rows],
+        )
+
 
 class UseHistory:
     """``entry_count`` is rounded up to a power of two of buckets. Times are seconds from 0, up to 13 years."""
@@ -107,6 +117,12 @@ class UseHistory:
         slots = slots[known]
         kept = self._uses[slots] & MAX_USES
         self._uses[slots] = kept | _RESIDENT if resident else kept
+
+    def is_resident(self, keys: Keys) -> Mask:
+        """Unknown keys are not."""
+        slots, known = self.find(keys)
+        resident: Mask = known & ((self._uses[slots] & _RESIDENT) != 0)
+        return resident
 
     def sample(self, count: int) -> tuple[Bytes, Floats, Mask]:
         """Class, time of last use and residence of the remembered among the first ``count`` entries.

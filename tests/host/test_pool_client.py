@@ -362,7 +362,7 @@ def test_a_run_may_get_part_of_what_it_asked_for(service: ControlledService) -> 
             api.ReserveOutcome.NO_SPACE: 1,
             api.ReserveOutcome.BUSY: 1,
         }
-        assert first.no_space == (2,)
+        assert first.not_now == (2,)
         assert granted(first).indexes == (1, 4)
         assert granted(first).keys == (number_key(1), number_key(4))
         assert granted(first).grant_ids == ("g1", "g2")

@@ -168,7 +168,7 @@ def test_another_number_of_chunks_than_the_boundary_needs(reply: api.MatchReply)
     assert stored_boundary(reply, asked(FORM, 4), IDENTITY, FORM) == NOTHING_STORED
 
 
-WISH = ReserveWish(9, IDENTITY, (0, 1, 0, 1), (0, 0, 1, 1), lambda: None)
+WISH = ReserveWish(9, "r", IDENTITY, (0, 1, 0, 1), (0, 0, 1, 1), lambda: None)
 KEYS = tuple(key(group, index) for group, index in zip(WISH.groups, WISH.indexes, strict=True))
 
 
@@ -191,7 +191,7 @@ def test_a_boundary_that_finds_no_space_in_one_group_is_given_up_in_all() -> Non
     run = reserved(WISH, KEYS, results, "h", 1, FORM)
     assert run.spare_grant_ids == ("g2",)
     assert run.answer.outcomes == {api.ReserveOutcome.GRANTED: 2, api.ReserveOutcome.NO_SPACE: 2}
-    assert run.answer.no_space == (2, 3)
+    assert run.answer.not_now == (2, 3)
     assert run.answer.granted is not None
     assert run.answer.granted.indexes == (0, 1)
     first, second = run.answer.granted.bundles
@@ -207,7 +207,7 @@ def test_what_others_have_or_are_writing_gives_up_nothing() -> None:
     ]
     run = reserved(WISH, KEYS, results, "h", 1, FORM)
     assert run.spare_grant_ids == ()
-    assert run.answer.no_space == ()
+    assert run.answer.not_now == ()
     assert run.answer.granted is not None
     assert run.answer.granted.indexes == (0, 3)
     assert len(set(run.answer.granted.bundles)) == 2

@@ -17,11 +17,13 @@ class ReserveOutcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     RESERVE_OUTCOME_EXISTS: _ClassVar[ReserveOutcome]
     RESERVE_OUTCOME_BUSY: _ClassVar[ReserveOutcome]
     RESERVE_OUTCOME_NO_SPACE: _ClassVar[ReserveOutcome]
+    RESERVE_OUTCOME_DECLINED: _ClassVar[ReserveOutcome]
 RESERVE_OUTCOME_UNSPECIFIED: ReserveOutcome
 RESERVE_OUTCOME_GRANTED: ReserveOutcome
 RESERVE_OUTCOME_EXISTS: ReserveOutcome
 RESERVE_OUTCOME_BUSY: ReserveOutcome
 RESERVE_OUTCOME_NO_SPACE: ReserveOutcome
+RESERVE_OUTCOME_DECLINED: ReserveOutcome
 
 class Extent(_message.Message):
     __slots__ = ("namespace", "segment", "lba", "lba_count", "generation")
@@ -208,30 +210,34 @@ class ReleaseReply(_message.Message):
     def __init__(self) -> None: ...
 
 class ReserveItem(_message.Message):
-    __slots__ = ("key", "group", "position_tokens", "token_count", "shards", "copies")
+    __slots__ = ("key", "group", "position_tokens", "token_count", "shards", "copies", "request")
     KEY_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
     POSITION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
     SHARDS_FIELD_NUMBER: _ClassVar[int]
     COPIES_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
     key: bytes
     group: int
     position_tokens: int
     token_count: int
     shards: _containers.RepeatedCompositeFieldContainer[ShardSize]
     copies: int
-    def __init__(self, key: _Optional[bytes] = ..., group: _Optional[int] = ..., position_tokens: _Optional[int] = ..., token_count: _Optional[int] = ..., shards: _Optional[_Iterable[_Union[ShardSize, _Mapping[str, object]]]] = ..., copies: _Optional[int] = ...) -> None: ...
+    request: int
+    def __init__(self, key: _Optional[bytes] = ..., group: _Optional[int] = ..., position_tokens: _Optional[int] = ..., token_count: _Optional[int] = ..., shards: _Optional[_Iterable[_Union[ShardSize, _Mapping[str, object]]]] = ..., copies: _Optional[int] = ..., request: _Optional[int] = ...) -> None: ...
 
 class ReserveRequest(_message.Message):
-    __slots__ = ("holder_id", "epoch", "items")
+    __slots__ = ("holder_id", "epoch", "items", "request_ids")
     HOLDER_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     ITEMS_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_IDS_FIELD_NUMBER: _ClassVar[int]
     holder_id: str
     epoch: int
     items: _containers.RepeatedCompositeFieldContainer[ReserveItem]
-    def __init__(self, holder_id: _Optional[str] = ..., epoch: _Optional[int] = ..., items: _Optional[_Iterable[_Union[ReserveItem, _Mapping[str, object]]]] = ...) -> None: ...
+    request_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, holder_id: _Optional[str] = ..., epoch: _Optional[int] = ..., items: _Optional[_Iterable[_Union[ReserveItem, _Mapping[str, object]]]] = ..., request_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ReserveResult(_message.Message):
     __slots__ = ("outcome", "grant_id", "extents")

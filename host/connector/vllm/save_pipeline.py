@@ -106,7 +106,7 @@ class SavePipeline:
     def reserved(self, event: Reserved) -> None:
         """The service answered: what got places goes to the worker, a run that got none is unpinned."""
         run = self.saves.run(event.run_id)
-        ended = self.saves.reserved(event.run_id, event.outcomes, event.no_space)
+        ended = self.saves.reserved(event.run_id, event.outcomes, event.not_now)
         if ended is not None:
             self._repeated.discard(event.run_id)
             self._unpin(ended)
@@ -215,7 +215,7 @@ class SavePipeline:
         self._pinned[repeat.run_id] = kept
         self._repeated.add(repeat.run_id)
         keys_of = partial(tuple, [granted.keys[i] for i in again])
-        wish = ReserveWish(repeat.run_id, granted.identity, *_columns(repeat), keys_of=keys_of)
+        wish = ReserveWish(repeat.run_id, repeat.request_id, granted.identity, *_columns(repeat), keys_of=keys_of)
         self._repeats.append(_Repeat(now_s + REPEAT_PATIENCE_S, granted.holder_id, wish))
         self._manager.block_pool.free_blocks(reversed(released))
 
@@ -223,7 +223,9 @@ class SavePipeline:
         keys = self._chunking.keys(request, identity)
         groups, indexes = _columns(run)
         hashes = [chunk.chunk_hash for chunk in run.chunks]
-        return ReserveWish(run.run_id, identity, groups, indexes, keys_of=lambda: keys.of(groups, indexes, hashes))
+        return ReserveWish(
+            run.run_id, run.request_id, identity, groups, indexes, lambda: keys.of(groups, indexes, hashes)
+        )
 
     def _unpin(self, run: SaveRun) -> None:
         """Give the blocks back, the last of a prompt first: its first ones are worth keeping longest."""

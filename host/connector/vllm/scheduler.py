@@ -51,6 +51,7 @@ _SAVE_NAMES = {
     "reserve_exists": "saves_existing",
     "reserve_busy": "saves_busy",
     "reserve_no_space": "saves_no_space",
+    "reserve_declined": "saves_declined",
 }
 
 

@@ -36,7 +36,12 @@ extents = st.builds(t.Extent, u32, u32, u63, positive, u63)
 shards = st.builds(t.Shard, u32, extents, u63, positive, positive, digests)
 chunks = st.builds(t.ChunkRecord, keys, keys, ids, u32, u63, positive, tuples_of(shards))
 shard_sizes = st.builds(t.ShardSize, u32, positive, st.integers(1, limits.MAX_UNITS_PER_SHARD))
-reserve_items = st.builds(t.ReserveItem, keys, u32, u63, positive, tuples_of(shard_sizes), copies=st.integers(1, 255))
+reserve_items = st.builds(
+    t.ReserveItem,
+    *(keys, u32, u63, positive, tuples_of(shard_sizes)),
+    copies=st.integers(1, 255),
+    request_id=st.sampled_from(("", "r1", "r2")),
+)
 results = st.one_of(
     st.builds(t.ReserveResult, st.just(t.ReserveOutcome.GRANTED), ids, tuples_of(extents)),
     st.builds(t.ReserveResult, st.sampled_from(list(t.ReserveOutcome)[1:])),

@@ -90,7 +90,9 @@ def wish(
     """For the chunks with these numbers; for the one with the run's number when there are none."""
     made = tuple(number_key(number) for number in numbers or (run_id,))
     indexes = tuple(range(first_index, first_index + len(made)))
-    return ReserveWish(run_id, identity, (0,) * len(made), indexes, lambda: made if has_keys else None)
+    return ReserveWish(
+        run_id, f"request-{run_id}", identity, (0,) * len(made), indexes, lambda: made if has_keys else None
+    )
 
 
 def reserve(rig: Rig, *wishes: ReserveWish) -> list[Reserved | ReserveFailed]:

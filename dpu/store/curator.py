@@ -1,0 +1,286 @@
+"""What the store asks about its chunks: are they worth writing, and which segments are worth least?
+
+:class:`LearningCurator` stands between the store and a :class:`~meshfusion.jbof.policy.medium_policy.MediumPolicy`. A
+lookup costs it next to nothing: it only remembers what was asked. The policy learns when something is to be written,
+and when :meth:`Curator.tend` is called, a bounded piece of work at a time.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from meshfusion.dpu.api import types as api
+from meshfusion.dpu.store.asked import AskedChain, AskedChains, ChainName, policy_keys
+from meshfusion.dpu.store.members import Members
+from meshfusion.dpu.store.segments import Segments
+from meshfusion.jbof.policy.chain import Chain
+from meshfusion.jbof.policy.medium_policy import MediumPolicy, Refusal, SegmentStats
+
+GROUPS_MAX = 64
+"""KV groups of all models of the pool that are learned of; each takes memory of its own. Chunks of more are all
+written, and are the first to go."""
+
+TENDED_CHUNKS = 16_384  # a few milliseconds' work
+_OBSERVATIONS_MAX = 1024
+
+
+class Offer(NamedTuple):
+    """An item of a reservation. ``is_wanted``: nobody has stored it nor is writing it."""
+
+    item: api.ReserveItem
+    is_wanted: bool
+
+
+class Curator(Protocol):
+    """See :class:`WritesEverything` and :class:`LearningCurator`."""
+
+    def asked(self, now_s: float, holder_id: str, identity: bytes, request: api.MatchRequest, chunk_count: int) -> None:
+        """A request was looked up, and ``chunk_count`` of its chunks were found."""
+
+    def admit(
+        self, now_s: float, holder_id: str, identity: bytes, offers: Sequence[Offer], budget_level: float
+    ) -> list[int | None]:
+        """The lifetime class of each offer, None for one that is not worth a write."""
+
+    def stored(self, chunks: Iterable[api.ChunkRecord]) -> None:
+        """These are on the medium now."""
+
+    def dropped(self, chunk: api.ChunkRecord) -> None:
+        """This one counts no more."""
+
+    def emptied(self, segment: int) -> None:
+        """Nothing that was in it counts any more."""
+
+    def used(self, segments: Iterable[int]) -> None:
+        """Chunks in these are being read."""
+
+    def forget_holder(self, holder_id: str) -> None: ...
+
+    def tend(self, now_s: float) -> None:
+        """Learn, and value some segments anew: a bounded piece of work, to be called now and then."""
+
+
+class WritesEverything:
+    """All that is offered is written, and the segment used longest ago goes first."""
+
+    def asked(self, now_s: float, holder_id: str, identity: bytes, request: api.MatchRequest, chunk_count: int) -> None:
+        pass
+
+    def admit(
+        self, now_s: float, holder_id: str, identity: bytes, offers: Sequence[Offer], budget_level: float
+    ) -> list[int | None]:
+        return [0] * len(offers)
+
+    def stored(self, chunks: Iterable[api.ChunkRecord]) -> None:
+        pass
+
+    def dropped(self, chunk: api.ChunkRecord) -> None:
+        pass
+
+    def emptied(self, segment: int) -> None:
+        pass
+
+    def used(self, segments: Iterable[int]) -> None:
+        pass
+
+    def forget_holder(self, holder_id: str) -> None:
+        pass
+
+    def tend(self, now_s: float) -> None:
+        pass
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """A KV group of one model, as the policy knows it: its number there, and what its chunks are like."""
+
+    number: int
+    chunk_tokens: int
+    chunk_bytes: int
+
+    def chain(self, asked: AskedChain) -> Chain:
+        """As the policy takes it."""
+        skipped = int(asked.numbers[0]) if len(asked.numbers) else 0
+        return Chain(self.number, asked.keys, self.chunk_tokens, self.chunk_bytes, len(asked.keys), skipped)
+
+
+class LearningCurator:
+    """Asks ``policy``, and tells ``segments`` what each one is worth: tokens saved a second, for each byte of room."""
+
+    def __init__(self, policy: MediumPolicy, segments: Segments) -> None:
+        self._policy = policy
+        self._segments = segments
+        self._asked = AskedChains()
+        self._members = Members()
+        self._groups: dict[tuple[bytes, int, int], _Group] = {}  # by identity, KV group, tokens of a chunk
+        self._by_number: list[_Group] = []
+        self._latest: dict[tuple[bytes, int], _Group] = {}
+        self._observations: deque[tuple[float, Chain]] = deque(maxlen=_OBSERVATIONS_MAX)
+        self._worths: dict[int, float] = {}
+        self._used: set[int] = set()  # to be valued before others
+        self._round: deque[int] = deque()  # still to be valued in this round
+        self.counters: Counter[str] = Counter()
+
+    # ---- lookups -------------------------------------------------------------------------------------------------
+
+    def asked(self, now_s: float, holder_id: str, identity: bytes, request: api.MatchRequest, chunk_count: int) -> None:
+        for asked in request.groups:
+            # Of a group that needs only the last chunks before a boundary, those before them are not used.
+            first = asked.first_needed[chunk_count - 1] if chunk_count else 0
+            numbers = [number for number in range(first, len(asked.keys)) if asked.keys[number]]
+            keys = policy_keys([asked.keys[number] for number in numbers])
+            name = ChainName(holder_id, request.request_id, asked.group)
+            # One that is looked up again is not used twice.
+            chain = AskedChain(np.array(numbers, np.intp), keys, is_observed=self._asked.get(name).is_observed)
+            group = self._latest.get((identity, asked.group))
+            if group is not None and len(keys) and not chain.is_observed:
+                self._observations.append((now_s, group.chain(chain)))
+                chain = replace(chain, is_observed=True)
+            self._asked.put(name, chain)
+
+    def used(self, segments: Iterable[int]) -> None:
+        self._used.update(segments)
+
+    def forget_holder(self, holder_id: str) -> None:
+        self._asked.forget_holder(holder_id)
+
+    # ---- writes --------------------------------------------------------------------------------------------------
+
+    def admit(
+        self, now_s: float, holder_id: str, identity: bytes, offers: Sequence[Offer], budget_level: float
+    ) -> list[int | None]:
+        self._learn()
+        classes: list[int | None] = [0] * len(offers)
+        for (request_id, number), at in _by_chain(offers).items():
+            name = ChainName(holder_id, request_id, number)
+            group = self._group_of(identity, offers[at[0]].item)
+            if group is None or any(self._group_of(identity, offers[i].item) is not group for i in at):
+                continue
+            judged = self._judge(now_s, name, group, [offers[i] for i in at], budget_level)
+            for i, lifetime_class in zip(at, judged, strict=True):
+                classes[i] = lifetime_class
+        # What is not written of one group cannot be resumed at: the others' part of it would be of no use.
+        refused = {_boundary(offer) for offer, found in zip(offers, classes, strict=True) if found is None}
+        return [None if _boundary(offer) in refused else found for offer, found in zip(offers, classes, strict=True)]
+
+    def _judge(
+        self, now_s: float, name: ChainName, group: _Group, offers: Sequence[Offer], budget_level: float
+    ) -> list[int | None]:
+        """Of one request and KV group."""
+        numbers = np.array([offer.item.position_tokens // group.chunk_tokens for offer in offers], np.intp)
+        asked = self._asked.get(name).with_chunks(numbers, policy_keys([offer.item.key for offer in offers]))
+        chain = group.chain(asked)
+        if not asked.is_observed:
+            self._policy.on_match(chain, now_s)
+        self._policy.on_computed(chain, now_s)
+        wanted = np.flatnonzero([offer.is_wanted for offer in offers])
+        places, order = np.unique(asked.places(numbers[wanted]), return_index=True)
+        answer = self._policy.admit(chain, places, now_s, budget_level)
+        classes: list[int | None] = [0] * len(offers)
+        refused_from = asked.refused_from
+        for i, refusal, lifetime in zip(wanted[order], answer.refusals, answer.lifetimes, strict=True):
+            is_behind = refused_from is not None and numbers[i] > refused_from
+            reason = Refusal.ANCESTOR if is_behind else Refusal(refusal)
+            classes[i] = int(lifetime) if reason is Refusal.NONE else None
+            if reason is not Refusal.NONE:
+                self.counters[f"declined_{reason.name.lower()}"] += 1
+                refused_from = int(numbers[i]) if refused_from is None else min(refused_from, int(numbers[i]))
+        self._asked.put(name, replace(asked, refused_from=refused_from, is_observed=True))
+        return classes
+
+    # ---- what is held --------------------------------------------------------------------------------------------
+
+    def stored(self, chunks: Iterable[api.ChunkRecord]) -> None:
+        keys: dict[int, list[bytes]] = {}
+        for chunk in chunks:
+            payload_bytes = sum(shard.payload_bytes for shard in chunk.shards)
+            group = self._group(chunk.identity, chunk.group, chunk.token_count, payload_bytes)
+            if group is None:
+                continue
+            keys.setdefault(group.number, []).append(chunk.key)
+            key = int.from_bytes(chunk.key[:8], sys.byteorder)
+            for segment in {shard.extent.segment for shard in chunk.shards}:
+                self._members.add(segment, group.number, key, chunk.position_tokens // chunk.token_count)
+        for number, stored in keys.items():
+            self._policy.on_stored(number, policy_keys(stored))
+
+    def dropped(self, chunk: api.ChunkRecord) -> None:
+        payload_bytes = sum(shard.payload_bytes for shard in chunk.shards)
+        group = self._group(chunk.identity, chunk.group, chunk.token_count, payload_bytes)
+        if group is not None:
+            self._policy.on_dropped(group.number, policy_keys([chunk.key]))
+
+    def emptied(self, segment: int) -> None:
+        if segment not in self._members:
+            return
+        for members in self._members.by_group(segment):
+            self._policy.on_dropped(members.group, members.keys)
+        worth = self._worths.pop(segment, 0.0)
+        self._policy.victim([SegmentStats(segment, 1, worth, 0)])  # from what is given up it learns the price of room
+        self._members.remove(segment)
+
+    # ---- in the background ---------------------------------------------------------------------------------------
+
+    def tend(self, now_s: float) -> None:
+        self._learn()
+        self._policy.refresh_if_due(now_s)
+        left = TENDED_CHUNKS
+        if not self._round:
+            self._round.extend(self._members)
+        for _ in range(len(self._used) + len(self._round)):
+            if left <= 0:
+                break
+            segment = self._used.pop() if self._used else self._round.popleft()
+            if segment in self._members:
+                left -= self._members.count_in(segment)
+                self._value(segment, now_s)
+
+    def _learn(self) -> None:
+        while self._observations:
+            asked_s, chain = self._observations.popleft()
+            self._policy.on_match(chain, asked_s)
+
+    def _value(self, segment: int, now_s: float) -> None:
+        tokens_per_s = 0.0
+        for members in self._members.by_group(segment):
+            density = self._policy.densities(members.group, members.keys, members.positions, now_s)
+            held = self._policy.is_held(members.group, members.keys)
+            tokens_per_s += float(density[held].sum()) * self._by_number[members.group].chunk_bytes
+        self._worths[segment] = tokens_per_s / self._segments.geometry.segment_bytes
+        self._segments.valued(segment, self._worths[segment])
+
+    # ---- inside --------------------------------------------------------------------------------------------------
+
+    def _group_of(self, identity: bytes, item: api.ReserveItem) -> _Group | None:
+        payload_bytes = sum(shard.unit_bytes * shard.unit_count for shard in item.shards)
+        return self._group(identity, item.group, item.token_count, payload_bytes)
+
+    def _group(self, identity: bytes, number: int, chunk_tokens: int, chunk_bytes: int) -> _Group | None:
+        """None: there are more than are learned of. ``chunk_bytes`` may differ a little from chunk to chunk (at the end
+        of a window): the first one's stands for all."""
+        name = (identity, number, chunk_tokens)
+        found = self._groups.get(name)
+        if found is None and len(self._by_number) < GROUPS_MAX:
+            found = self._groups[name] = _Group(len(self._by_number), chunk_tokens, chunk_bytes)
+            self._by_number.append(found)
+        if found is not None:
+            self._latest[identity, number] = found
+        return found
+
+
+def _by_chain(offers: Sequence[Offer]) -> dict[tuple[str, int], list[int]]:
+    """Which offers are of one request and KV group."""
+    found: dict[tuple[str, int], list[int]] = {}
+    for i, offer in enumerate(offers):
+        found.setdefault((offer.item.request_id, offer.item.group), []).append(i)
+    return found
+
+
+def _boundary(offer: Offer) -> tuple[str, int]:
+    return offer.item.request_id, offer.item.position_tokens
