@@ -12,7 +12,15 @@ from pydantic import AfterValidator, Field, ValidationError, model_validator
 from meshfusion.dpu.api.address import TcpAddress, UnixAddress, parse_address
 from meshfusion.dpu.config_exports import ExportsConfig
 from meshfusion.dpu.config_pool import opening_problem, pool_is_absent, room_problem, without_effect
-from meshfusion.dpu.config_types import MAX_SECONDS, AbsolutePath, ConfigModel, Fraction, Seconds, SizeBytes
+from meshfusion.dpu.config_types import (
+    MAX_SECONDS,
+    AbsolutePath,
+    ConfigModel,
+    DriveWrites,
+    Fraction,
+    Seconds,
+    SizeBytes,
+)
 from meshfusion.dpu.export.opening import check_target
 from meshfusion.dpu.pool_sizes import size_problems
 from meshfusion.dpu.yaml_document import FieldPath, YamlDocument, read_yaml
@@ -78,6 +86,22 @@ class LeaseConfig(ConfigModel):
         return self
 
 
+class MediumConfig(ConfigModel):
+    """What is written to flash, and how much."""
+
+    policy: Literal["learned", "everything"] = Field(
+        default="learned",
+        description="What is written and what is kept: learned, by the uses expected for the room and the write; or "
+        "everything, and what was used longest ago goes first.",
+    )
+    drive_writes_per_day: DriveWrites | None = Field(
+        default=None,
+        description="Most that is written to each drive in any 24 hours, as a multiple of its capacity (DWPD); without "
+        "it there is no bound.",
+        examples=[1.0],
+    )
+
+
 class LogConfig(ConfigModel):
     """What the service logs to its standard error."""
 
@@ -97,6 +121,7 @@ class ServiceConfig(ConfigModel):
     )
     pool: PoolConfig
     exports: ExportsConfig | None = None
+    medium: MediumConfig = MediumConfig()
     leases: LeaseConfig = LeaseConfig()
     log: LogConfig = LogConfig()
 

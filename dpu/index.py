@@ -24,6 +24,7 @@ from meshfusion.dpu.store.effects import (
     DeleteHolder,
     Effect,
     HolderRecord,
+    NoteBudget,
     OpenSegment,
     PutChunk,
     PutHolder,
@@ -36,6 +37,7 @@ _POSITION = struct.Struct(">IQ")  # segment, lba: big-endian so that keys sort b
 META_VERSION = b"index_version"
 META_POOL = b"pool_uuid"
 _META_EPOCH = b"epoch"
+_BUDGET = b"budget_left_bytes/"  # and the drive's number
 _FENCED_KEPT = 4096
 
 
@@ -112,6 +114,16 @@ class Index:
             with contextlib.suppress(FormatError):
                 found.append(records.decode_chunk(bytes(value or b"")))
         return found
+
+    def budgets_left(self) -> dict[int, int]:
+        """By drive number: see :class:`~meshfusion.dpu.store.effects.NoteBudget`."""
+        with self._reading(self.meta) as txn, txn.cursor() as cursor:
+            cursor.set_range(_BUDGET)
+            found = {bytes(key): bytes(value) for key, value in cursor if bytes(key).startswith(_BUDGET)}
+        notes = {key.removeprefix(_BUDGET): value for key, value in found.items()}
+        if not all(number.isdigit() and left.isdigit() for number, left in notes.items()):
+            raise FormatError(f"the index {self._path} is damaged: its budgets are {notes}", next_step=REBUILD)
+        return {int(number): int(left) for number, left in notes.items()}
 
     def holder_records(self) -> tuple[HolderRecord, ...]:
         with self._reading(self._holders) as txn, txn.cursor() as cursor:
@@ -275,6 +287,8 @@ class Index:
             case SummarizeSegment(segment):
                 if self._generation_of(txn, segment.segment) == segment.generation:
                     txn.put(_segment_key(segment), records.encode_segment(segment), db=self._segments)
+            case NoteBudget(drive_number, left_bytes):
+                txn.put(_BUDGET + str(drive_number).encode(), str(left_bytes).encode(), db=self.meta)
             case PutHolder(holder):
                 txn.put(holder.holder_id.encode(), records.encode_holder(holder), db=self._holders)
                 self._prune_fenced(txn)

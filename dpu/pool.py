@@ -6,6 +6,7 @@ the index beside the writer (LMDB snapshots), so a commit's sync never holds up 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -31,8 +32,10 @@ from meshfusion.dpu.pool_status import list_chunks, status_of
 from meshfusion.dpu.pool_tending import Policy, make_curator, unadopted
 from meshfusion.dpu.pool_writer import TransactionWriter
 from meshfusion.dpu.store.checks import refuse_other_exports, refuse_unserved
+from meshfusion.dpu.store.effects import NoteBudget
 from meshfusion.dpu.store.store import Reply, Step, Store, StoreOptions
 from meshfusion.jbof.errors import MeshFusionError, UnsupportedError
+from meshfusion.jbof.policy.write_budget import WriteBudget
 from meshfusion.jbof.pool_addresses import namespace_of
 
 logger = logging.getLogger("meshfusion.pool")
@@ -48,10 +51,12 @@ INDEX_SCAN_DEADLINE_S = 600.0
 @dataclass(frozen=True, slots=True)
 class PoolOptions(StoreOptions):
     """Store options plus ``heartbeat_s``: how often holders must be heard from; ``policy``: what decides which chunks
-    are written and reclaimed."""
+    are written and reclaimed; ``drive_writes_per_day``: most that is written to a drive in any 24 hours, as a multiple
+    of its capacity, None for no bound."""
 
     heartbeat_s: float = 5.0
     policy: Policy = Policy.LEARNED
+    drive_writes_per_day: float | None = None
 
 
 # (whom it serves, the pool, where it lies) -> the keeper, not started yet
@@ -90,7 +95,7 @@ class Pool:
         self._medium, self._drives = drives.begin_epoch(epoch)
         if self._exports is not None:
             note_exported(layout, exported_as)
-        shelf = self._drives.shelf(segments)
+        shelf = self._drives.shelf(segments, self._budgets(clock()))
         self._store = Store(
             shelf,
             options,
@@ -284,6 +289,7 @@ class Pool:
         is_quiet = self._exports is None or self._exports.close()
         self._ticker.join()
         self._writer.close()
+        self._note_budgets()
         self._drives.close()
         self._index.close()
         if is_quiet:
@@ -317,6 +323,17 @@ class Pool:
             self._submit(step)
 
     # ---- inside --------------------------------------------------------------------------------------------------
+
+    def _budgets(self, now_s: float) -> dict[int, WriteBudget]:
+        if self._options.drive_writes_per_day is None:
+            return {}
+        return self._drives.budgets(self._options.drive_writes_per_day, self._index.budgets_left(), now_s)
+
+    def _note_budgets(self) -> None:
+        """What came back to them since the last opening, too. Best effort: without it a restart begins with less."""
+        left = self._store.segments.budgets_left(self._clock())
+        with contextlib.suppress(MeshFusionError, OSError):
+            self._index.apply(NoteBudget(number, left_bytes) for number, left_bytes in left.items())
 
     def _admit(self, holder_id: str, deadline_s: float) -> api.Export:
         """The holder is listed durably; it learns of its access only when that is there."""

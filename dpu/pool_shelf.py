@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from meshfusion.dpu.pool_drives import PoolDrive, PoolDrives
 from meshfusion.dpu.pool_medium import FileMedium, PoolMedium, ShelfMedium, refuse_old_index
-from meshfusion.jbof.errors import FormatError, MediaError
+from meshfusion.jbof.errors import ConfigError, FormatError, MediaError
+from meshfusion.jbof.policy.write_budget import BURST_SHARE, WriteBudget
 from meshfusion.jbof.pool_addresses import drive_of_segment
 from meshfusion.jbof.segments import SegmentRecord, SegmentTable
 from meshfusion.jbof.shelf import Shelf, ShelfDrive
+from meshfusion.jbof.sizes import format_size
 
 logger = logging.getLogger("meshfusion.pool")
 
@@ -95,10 +98,35 @@ class OpenDrives:
                 next_step="make the index anew from the medium: mfctl pool rebuild-index PATH",
             )
 
-    def shelf(self, records: Sequence[SegmentRecord]) -> Shelf:
-        """``records``: of all drives of the pool, as :meth:`check` has seen them."""
+    def shelf(self, records: Sequence[SegmentRecord], budgets: Mapping[int, WriteBudget]) -> Shelf:
+        """``records``: of all drives of the pool, as :meth:`check` has seen them. ``budgets``: by drive number."""
         last_seq = max((record.opened_seq for record in records), default=0)
-        return Shelf((ShelfDrive(_table(one, records), one.takes_segments) for one in self.drives), last_seq)
+        return Shelf(
+            (
+                ShelfDrive(_table(one, records), one.takes_segments, budget=budgets.get(one.drive.number))
+                for one in self.drives
+            ),
+            last_seq,
+        )
+
+    def budgets(
+        self, drive_writes_per_day: float, left_bytes: Mapping[int, int], now_s: float
+    ) -> dict[int, WriteBudget]:
+        """Each drive's, with what was left of it. Raises ConfigError for one that is less than a segment at a time."""
+        found = {}
+        for one in self.drives:
+            geometry = one.drive.geometry
+            bytes_per_day = geometry.capacity_bytes * drive_writes_per_day
+            if bytes_per_day * BURST_SHARE < geometry.segment_bytes:
+                least = geometry.segment_bytes / BURST_SHARE / geometry.capacity_bytes
+                raise ConfigError(
+                    f"drive_writes_per_day = {drive_writes_per_day:g}: a quarter of what drive {one.drive.number} "
+                    f"may be written in a day is less than a segment of {format_size(geometry.segment_bytes)}, "
+                    "so none could ever be opened",
+                    next_step=f"use {math.ceil(least * 1000) / 1000:g} or more, or make the pool with smaller segments",
+                )
+            found[one.drive.number] = WriteBudget(bytes_per_day, now_s, left_bytes.get(one.drive.number))
+        return found
 
     @property
     def counters(self) -> tuple[tuple[str, int], ...]:

@@ -178,6 +178,9 @@ class SegmentTable:
         """What is lost when the segment is reclaimed, in any unit, the same for all."""
         self._segments[segment].worth = worth
 
+    def worth(self, segment: int) -> float:
+        return self._segments[segment].worth
+
     # ---- appending -----------------------------------------------------------------------------------------------
 
     def allocate(self, lba_count: int) -> Allocation | None:
@@ -198,7 +201,7 @@ class SegmentTable:
         segment.extent_count += 1
         return allocation
 
-    def can_place(self, lba_counts: Sequence[int], may_reclaim: Callable[[int], bool]) -> bool:
+    def can_place(self, now_s: float, lba_counts: Sequence[int], may_reclaim: Callable[[int], bool]) -> bool:
         """Can all of these be allocated, one after the other, with as many openings as that takes?"""
         openings, is_current_used = self._openings_for(lba_counts)
         if not openings:
@@ -278,6 +281,14 @@ class SegmentTable:
     def allocate_elsewhere(self, lba_count: int) -> Allocation | None:
         """Where there may be room when :meth:`allocate` had none and nothing can be opened: nowhere, on one drive."""
         return None
+
+    def budget_level(self, now_s: float) -> float:
+        """How much may be written now, 0 to 1: there are no bounds here."""
+        return 1.0
+
+    def budgets_left(self, now_s: float) -> dict[int, int]:
+        """As of a shelf: there are none here."""
+        return {}
 
     def number_openings_after(self, opened_seq: int) -> None:
         """Openings on the pool's other drives have had numbers up to this one."""

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from meshfusion.jbof.policy.write_budget import WriteBudget
 from meshfusion.jbof.pool_addresses import drive_of_segment
 from meshfusion.jbof.segment_geometry import SegmentGeometry
 from meshfusion.jbof.segments import Allocation, SegmentCounts, SegmentRecord, SegmentTable
@@ -36,7 +37,6 @@ class DriveWear:
     percentage_used: int = 0
     bytes_written: int = 0
     rated_endurance_bytes: int = 0
-    budget_left_bytes: int = _UNBOUNDED_BYTES
 
 
 UNKNOWN_WEAR: Final = DriveWear()
@@ -45,16 +45,21 @@ UNKNOWN_WEAR: Final = DriveWear()
 @dataclass(frozen=True, slots=True)
 class ShelfDrive:
     """``segments``: of the drive, whose number its geometry has. ``domain``: as in
-    :class:`~meshfusion.jbof.wear.state.DriveState`."""
+    :class:`~meshfusion.jbof.wear.state.DriveState`. ``budget``: of what may be written to it, None without bounds. All
+    of a segment is counted when it is opened, so that no more is ever written than was counted."""
 
     segments: SegmentTable
     takes_segments: bool = True
     wear: DriveWear = UNKNOWN_WEAR
     domain: tuple[str, ...] = ()
+    budget: WriteBudget | None = None
 
     @property
     def number(self) -> int:
         return self.segments.geometry.drive_number
+
+    def budget_left_bytes(self, now_s: float) -> int:
+        return _UNBOUNDED_BYTES if self.budget is None else self.budget.left_bytes(now_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +156,21 @@ class Shelf:
             opening=sum(counts.opening for counts in each),
         )
 
+    def budget_level(self, now_s: float) -> float:
+        """How much may be written now, 0 to 1: that of the drive with most left, of those that take segments."""
+        levels = [
+            1.0 if drive.budget is None else drive.budget.level(now_s)
+            for drive in self._drives.values()
+            if drive.takes_segments
+        ]
+        return max(levels, default=0.0)
+
+    def budgets_left(self, now_s: float) -> dict[int, int]:
+        """Bytes by drive number, of drives with a budget: to be kept over a restart."""
+        return {
+            number: drive.budget.left_bytes(now_s) for number, drive in self._drives.items() if drive.budget is not None
+        }
+
     def settled(self) -> tuple[SegmentRecord, ...]:
         """As of one drive. What cannot be written any more cannot be summarized either."""
         takers = (drive.segments for drive in self._drives.values() if drive.takes_segments)
@@ -175,12 +195,14 @@ class Shelf:
                 return found
         return None
 
-    def can_place(self, lba_counts: Sequence[int], may_reclaim: Callable[[int], bool]) -> bool:
+    def can_place(self, now_s: float, lba_counts: Sequence[int], may_reclaim: Callable[[int], bool]) -> bool:
         """Is there room for all of these? An opening for each, on whatever drives, or what the open segments have left;
         what takes some of both is not looked for."""
         openable = 0
         for drive in self._drives.values():
-            openable += drive.segments.openable_count(may_reclaim) if drive.takes_segments else 0
+            if drive.takes_segments:
+                affordable = drive.budget_left_bytes(now_s) // self.geometry.segment_bytes
+                openable += min(drive.segments.openable_count(may_reclaim), affordable) if affordable else 0
             if openable >= len(lba_counts):
                 return True
         left = list(lba_counts)
@@ -189,17 +211,32 @@ class Shelf:
         return not left
 
     def open_next(self, now_s: float, may_reclaim: Callable[[int], bool]) -> SegmentRecord | None:
-        """Open a segment for the place in the stripe whose turn it is: see
-        :meth:`~meshfusion.jbof.segments.SegmentTable.open_next`. What was open there is sealed, on whatever drive."""
-        before = self._drive_in_turn()
-        choice = self._choose(before, may_reclaim)
-        if choice is None:
-            return None
+        """Open a segment for the place in the stripe whose turn it is, or for another one if nothing can be opened
+        there: see :meth:`~meshfusion.jbof.segments.SegmentTable.open_next`. What was open there is sealed, on whatever
+        drive."""
+        turn = self._place
+        for place in self._places_from_turn():
+            self._place = place
+            before = self._drive_in_turn()
+            choice = self._choose(now_s, before, may_reclaim)
+            if choice is not None:
+                return self._open_on(choice, before, now_s, may_reclaim)
+        self._place = turn
+        return None
+
+    def _open_on(
+        self, choice: Choice, before: int | None, now_s: float, may_reclaim: Callable[[int], bool]
+    ) -> SegmentRecord:
+        """In place of ``before``, the drive in turn, or in a place that is not taken yet."""
         number = int(choice.drive_id)
         segments = self._drives[number].segments
         segments.number_openings_after(self._last_seq)
         record = segments.open_next(now_s, may_reclaim)
         assert record is not None, f"drive {number} was chosen and has nothing to open"
+        budget = self._drives[number].budget
+        if budget is not None:
+            is_taken = budget.take(self.geometry.segment_bytes, now_s)
+            assert is_taken, f"drive {number} was chosen and has no budget left"
         if before is None:
             self._place = len(self._stripe)
             self._stripe.append(number)
@@ -240,17 +277,22 @@ class Shelf:
         """Only now may the stripe have become wider: what was just opened takes the shard it was opened for."""
         self._place = (self._place + 1) % max(1, self._width())
 
+    def _places_from_turn(self) -> list[int]:
+        """All that are taken, and the one whose turn it is, that one first."""
+        others = [place for place in range(len(self._stripe)) if place != self._place]
+        return [self._place, *others]
+
     def _drive_in_turn(self) -> int | None:
         """None: its place is not taken yet."""
         return self._stripe[self._place] if self._place < len(self._stripe) else None
 
-    def _choose(self, before: int | None, may_reclaim: Callable[[int], bool]) -> Choice | None:
+    def _choose(self, now_s: float, before: int | None, may_reclaim: Callable[[int], bool]) -> Choice | None:
         """The drive of the next segment, apart from those of the stripe's other places; one that is passed over only
         where no other can take it."""
         others = [number for number in self._stripe if number != before]
-        neighbours = [_state(self._drives[number], _never, is_open=True) for number in others]
+        neighbours = [_state(self._drives[number], now_s, _never, is_open=True) for number in others]
         for candidates in (self._takers(), [drive for drive in self._drives.values() if drive.takes_segments]):
-            free = [_state(drive, may_reclaim) for drive in candidates if drive.number not in others]
+            free = [_state(drive, now_s, may_reclaim) for drive in candidates if drive.number not in others]
             found = choose_drive(
                 [*free, *neighbours],
                 target_shares([*free, *neighbours]),
@@ -285,7 +327,7 @@ def _never(_: int) -> bool:
     return False
 
 
-def _state(drive: ShelfDrive, may_reclaim: Callable[[int], bool], *, is_open: bool = False) -> DriveState:
+def _state(drive: ShelfDrive, now_s: float, may_reclaim: Callable[[int], bool], *, is_open: bool = False) -> DriveState:
     """``is_open``: it has a segment in the stripe, and takes no other one."""
     segments, wear = drive.segments, drive.wear
     free = segments.free_count
@@ -301,7 +343,7 @@ def _state(drive: ShelfDrive, may_reclaim: Callable[[int], bool], *, is_open: bo
         percentage_used=wear.percentage_used,
         bytes_written=wear.bytes_written,
         rated_endurance_bytes=wear.rated_endurance_bytes or segments.geometry.capacity_bytes,
-        budget_left_bytes=wear.budget_left_bytes,
+        budget_left_bytes=drive.budget_left_bytes(now_s),
     )
 
 

@@ -66,6 +66,14 @@ class SummarizeSegment:
 
 
 @dataclass(frozen=True, slots=True)
+class NoteBudget:
+    """So much may still be written to this drive: a restart must not begin with more."""
+
+    drive_number: int
+    left_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class PutHolder:
     record: HolderRecord
 
@@ -75,4 +83,4 @@ class DeleteHolder:
     holder_id: str
 
 
-Effect = PutChunk | DeleteChunk | OpenSegment | SummarizeSegment | PutHolder | DeleteHolder
+Effect = PutChunk | DeleteChunk | OpenSegment | SummarizeSegment | NoteBudget | PutHolder | DeleteHolder

@@ -11,7 +11,7 @@ mean *complete* (rule 1).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
@@ -25,6 +25,7 @@ from meshfusion.dpu.store.effects import (
     DeleteHolder,
     Effect,
     HolderRecord,
+    NoteBudget,
     OpenSegment,
     PutChunk,
     PutHolder,
@@ -241,7 +242,8 @@ class Store:
         pending = _Pending()
         after = 0
         offers = [Offer(item, self._needless(item, stored) is None) for item in request.items]
-        classes = self._curator.admit(now_s, request.holder_id, holder.record.identity, offers, 1.0)
+        budget_level = self.segments.budget_level(now_s)
+        classes = self._curator.admit(now_s, request.holder_id, holder.record.identity, offers, budget_level)
         results: list[api.ReserveResult] = []
         for item, lifetime_class in zip(request.items, classes, strict=True):
             result = self._reserve_item(now_s, request.holder_id, item, stored, lifetime_class, pending)
@@ -251,7 +253,7 @@ class Store:
         reply = api.ReserveReply(tuple(results))
         if not pending.opened:
             return Step(reply, after=after)
-        step = self._step(reply, tuple(OpenSegment(record) for record in pending.opened), pending, after=after)
+        step = self._step(reply, self._openings(now_s, pending.opened), pending, after=after)
         for record in pending.opened:
             self._opening[record.segment] = step.ticket
         return step
@@ -492,7 +494,7 @@ class Store:
         if self._quarantine_full():
             return api.ReserveResult(api.ReserveOutcome.NO_SPACE)
         lba_counts = [self._lba_count(shard) for shard in item.shards]
-        if not self.segments.can_place(lba_counts, self._may_reclaim):  # nothing is to be reclaimed in vain
+        if not self.segments.can_place(now_s, lba_counts, self._may_reclaim):  # nothing is to be reclaimed in vain
             return api.ReserveResult(api.ReserveOutcome.NO_SPACE)
         extents: list[api.Extent] = []
         for lba_count in lba_counts:
@@ -507,6 +509,12 @@ class Store:
         if grant is None:
             return api.ReserveResult(api.ReserveOutcome.NO_SPACE)
         return api.ReserveResult(api.ReserveOutcome.GRANTED, grant.grant_id, grant.extents)
+
+    def _openings(self, now_s: float, opened: Sequence[SegmentRecord]) -> tuple[Effect, ...]:
+        """With what is left of the budgets that these openings were counted against: in one transaction, so that no
+        restart forgets an opening."""
+        budgets = self.segments.budgets_left(now_s).items()
+        return (*(OpenSegment(record) for record in opened), *(NoteBudget(number, left) for number, left in budgets))
 
     def _quarantine_full(self) -> bool:
         limit = self.options.quarantine_max_fraction * self.segments.geometry.segment_count

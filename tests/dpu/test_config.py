@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from meshfusion.dpu.config import (
     LeaseConfig,
+    MediumConfig,
     ServiceConfig,
     check_service_config,
     load_service_config,
@@ -23,6 +24,7 @@ from meshfusion.dpu.config_example import example_service_config
 from meshfusion.dpu.config_exports import ExportsConfig, SpdkConfig, parse_portal
 from meshfusion.dpu.export.desired import Address
 from meshfusion.dpu.pool import PoolOptions
+from meshfusion.dpu.pool_tending import Policy
 from meshfusion.dpu.yaml_document import parse_yaml, read_yaml
 from meshfusion.jbof.config_problems import ConfigProblemsError
 from meshfusion.jbof.errors import ConfigError
@@ -58,8 +60,22 @@ def test_a_short_file_gets_the_defaults(tmp_path: Path) -> None:
     assert (config.log.level, config.log.format) == ("info", "text")
 
 
-def test_lease_defaults_are_those_of_the_pool() -> None:
-    assert LeaseConfig().model_dump() == dataclasses.asdict(PoolOptions())
+def test_defaults_are_those_of_the_pool() -> None:
+    medium = MediumConfig().model_dump()
+    configured = {**LeaseConfig().model_dump(), **medium, "policy": Policy(medium["policy"])}
+    assert configured == dataclasses.asdict(PoolOptions())
+
+
+def test_every_policy_can_be_configured(tmp_path: Path) -> None:
+    for policy in Policy:
+        config = load_service_config(write(tmp_path, GOOD + f"medium: {{policy: {policy.value}}}"))
+        assert Policy(config.medium.policy) is policy
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "101", "yes"])
+def test_drive_writes_per_day_is_a_number_of_the_capacity(tmp_path: Path, value: str) -> None:
+    (problem,) = problems_of(write(tmp_path, GOOD + f"medium: {{drive_writes_per_day: {value}}}"))
+    assert "medium.drive_writes_per_day" in problem
 
 
 def test_all_problems_are_told_at_once_with_line_value_and_fix(tmp_path: Path) -> None:
@@ -88,7 +104,7 @@ extra: 1
         r"line 8: leases\.max_pinned_fraction = 1\.5: must be at most 1; use more than 0 and at most 1, "
         r"for example 0\.5",
         r"line 9: log\.level = 'loud': must be 'debug', 'info', 'warning' or 'error'",
-        r"line 10: extra: unknown key; remove it; known here: listen, pool, exports, leases, log",
+        r"line 10: extra: unknown key; remove it; known here: listen, pool, exports, medium, leases, log",
     ]
     assert len(problems) == len(expected)
     for problem, pattern in zip(problems, expected, strict=True):

@@ -12,6 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from meshfusion.jbof.policy.write_budget import WriteBudget
 from meshfusion.jbof.pool_addresses import drive_of_segment
 from meshfusion.jbof.segments import SegmentCounts, SegmentGeometry, SegmentRecord, SegmentTable
 from meshfusion.jbof.shelf import PASSED_OVER_OPENINGS, DriveWear, Shelf, ShelfDrive, stripe_width
@@ -31,9 +32,10 @@ def drive(
     takes: bool = True,
     wear: DriveWear | None = None,
     records: Iterable[SegmentRecord] = (),
+    budget: WriteBudget | None = None,
 ) -> ShelfDrive:
     table = SegmentTable(SegmentGeometry(4096, 256, 12, segments, number), records)
-    return ShelfDrive(table, takes, wear or DriveWear())
+    return ShelfDrive(table, takes, wear or DriveWear(), budget=budget)
 
 
 def shelf_of(count: int) -> Shelf:
@@ -98,9 +100,36 @@ def test_a_worn_drive_gets_less() -> None:
 
 
 def test_a_drive_without_budget_gets_nothing() -> None:
-    spent = drive(0, wear=DriveWear(budget_left_bytes=12 * 4096 - 1))
+    spent = drive(0, budget=WriteBudget(48 * 4096, 0.0, level_bytes=11 * 4096))
     shelf = Shelf([spent, drive(1)])
     assert set(drives_of(put(shelf, FULL, float(i)) for i in range(12))) == {1}
+
+
+def test_all_of_a_segment_is_counted_when_it_is_opened() -> None:
+    segment_bytes = 12 * 4096
+    budget = WriteBudget(16 * segment_bytes, 0.0)  # a burst of four segments, then twelve in 24 hours
+    shelf = Shelf([drive(0, budget=budget)])
+    assert shelf.budget_level(0.0) == 1.0
+    placed = [put(shelf, FULL, 0.0) for _ in range(5)]
+    assert placed == [0, 1, 2, 3, None]
+    assert (shelf.budget_level(0.0), shelf.budgets_left(0.0)) == (0.0, {0: 0})
+    assert not shelf.can_place(0.0, [1], anything), "nothing is reclaimed for what cannot be opened"
+    assert put(shelf, FULL, 7199.0) is None
+    assert shelf.can_place(7201.0, [1], anything)
+    assert put(shelf, FULL, 7201.0) is not None
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_segment_is_opened_wherever_one_can_be(number: int) -> None:
+    """Whichever drive's turn it is, and has nothing to reclaim: the other one has."""
+    shelf = Shelf([drive(0, segments=2), drive(1, segments=2)])
+    filled = [put(shelf, FULL, float(i)) for i in range(4)]
+    first = {drive_of_segment(segment): segment for segment in filled[:2] if segment is not None}
+    for segment in filled:
+        if segment is not None and segment != first[number]:
+            shelf.pin_read(segment)
+    assert put(shelf, 1, 9.0) == first[number]
+    assert put(shelf, 1, 9.0) == first[number], "and it is used up"
 
 
 def test_what_takes_no_segments_is_still_read() -> None:

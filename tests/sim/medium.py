@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -12,11 +13,13 @@ from meshfusion.dpu.store.effects import (
     DeleteHolder,
     Effect,
     HolderRecord,
+    NoteBudget,
     OpenSegment,
     PutChunk,
     PutHolder,
     SummarizeSegment,
 )
+from meshfusion.jbof.pool_addresses import drive_of_segment
 from meshfusion.jbof.segments import SegmentRecord
 
 
@@ -77,6 +80,8 @@ class IndexModel:
         self.chunks: dict[bytes, ChunkRecord] = {}
         self.segments: dict[int, SegmentRecord] = {}
         self.holders: dict[str, HolderRecord] = {}
+        self.budgets: dict[int, int] = {}
+        self.opened: Counter[int] = Counter()  # segments, by drive
         self.epoch = 0
         self.was_durable: set[tuple[bytes, Extent]] = set()
         self.forgets_on_open = True  # a mutant turns it off
@@ -95,6 +100,8 @@ class IndexModel:
                 case SummarizeSegment(record):
                     if self.generation(record.segment) == record.generation:
                         self.segments[record.segment] = record
+                case NoteBudget(drive_number, left_bytes):
+                    self.budgets[drive_number] = left_bytes
                 case PutHolder(record):
                     self.holders[record.holder_id] = record
                 case DeleteHolder(holder_id):
@@ -122,6 +129,7 @@ class IndexModel:
     def _open(self, record: SegmentRecord) -> None:
         must(record.generation > self.generation(record.segment), "a generation did not grow", record)
         self.segments[record.segment] = record
+        self.opened[drive_of_segment(record.segment)] += 1
         if self.forgets_on_open:
             self.chunks = {
                 key: chunk

@@ -256,5 +256,6 @@ MUTANTS: dict[str, Rules] = {
     "takes a free lock for a target's fence": Rules(store=TakesLockForFence),
     "does not wait for the drain": Rules(waits_for_drain=False),
     "publishes before durable": Rules(shows_queued=True),
+    "begins with a full budget after a restart": Rules(notes_budgets=False),
     "keeps chunks of a reopened segment": Rules(forgets_on_open=False),
 }

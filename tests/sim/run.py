@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from meshfusion.dpu.api import types as api
+from meshfusion.jbof.policy.write_budget import DAY_S
 from tests.sim import actions
 from tests.sim import host as hosts
 from tests.sim.arguments import at_least
@@ -89,6 +90,8 @@ def wind_down(world: World) -> None:
         world.pass_time(OPTIONS.lease_ttl_s + OPTIONS.grant_ttl_s)
         world.probe()
         world.export()
+    if world.has_budgets:
+        world.pass_time(DAY_S)
     store = service.store
     must(len(store.leases) == len(store.grants) == store.leases.pinned_bytes == 0, "something outlived its holder")
     must(not store.holder_statuses(world.now_s), "a holder stayed", store.holder_statuses(world.now_s))
@@ -102,6 +105,7 @@ def _fill(world: World) -> None:
     host = world.new_host()
     service = world.service
     assert service is not None
+    service.whims.refusal_rate = 0.0
     outcomes: list[api.ReserveOutcome] = []
     service.submit(service.store.attach(world.now_s, hosts.attach_request(host)), lambda _: None)
     for i in range(SEGMENT_COUNT + 1):

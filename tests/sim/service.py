@@ -11,10 +11,12 @@ from typing import Any
 from meshfusion.dpu.api import types as api
 from meshfusion.dpu.store.effects import Effect, OpenSegment, PutChunk
 from meshfusion.dpu.store.store import Step, Store, StoreOptions
+from meshfusion.jbof.policy.write_budget import WriteBudget
 from meshfusion.jbof.pool_addresses import drive_of_segment
 from meshfusion.jbof.segments import SegmentGeometry, SegmentTable
 from meshfusion.jbof.shelf import Shelf, ShelfDrive
 from tests.sim.medium import IndexModel
+from tests.sim.whims import Whims
 
 # One drive, or the same number of segments on three.
 SHELVES = {
@@ -24,6 +26,7 @@ SHELVES = {
 SEGMENT_COUNT = 6
 MAX_EXTENT_LBA_COUNT = SHELVES[1][0].max_extent_lba_count
 CAPACITY_BYTES = SHELVES[1][0].capacity_bytes
+BUDGET_SEGMENTS = 4 * SEGMENT_COUNT  # a drive's in 24 hours, where it has a budget
 OPTIONS = StoreOptions(max_pinned_fraction=0.34, quarantine_max_fraction=0.5)
 
 
@@ -31,7 +34,8 @@ OPTIONS = StoreOptions(max_pinned_fraction=0.34, quarantine_max_fraction=0.5)
 class Rules:
     """What runs; mutants replace parts of it. ``shows_queued``: does the index show what is not durable yet?
     ``waits_for_drain``: is a host called gone only when the target has finished its writes?
-    ``tears_transactions``: does the index show one effect of a transaction before the others?"""
+    ``tears_transactions``: does the index show one effect of a transaction before the others?
+    ``notes_budgets``: does a new life of the service know what was left of them?"""
 
     store: type[Store] = Store
     segments: type[SegmentTable] = SegmentTable
@@ -40,6 +44,7 @@ class Rules:
     forgets_on_open: bool = True
     waits_for_drain: bool = True
     tears_transactions: bool = False
+    notes_budgets: bool = True
 
 
 @dataclass
@@ -59,35 +64,49 @@ class Service:
         drives: Mapping[SegmentGeometry, bool],
         now_s: float,
         on_opening: Callable[[int], None],
+        *,
+        whims: random.Random,
+        refusal_rate: float,
+        has_budgets: bool,
     ) -> None:
         self._rules = rules
         self.drives = drives
         self.index = index
         self._on_opening = on_opening
         index.epoch += 1
-        self.store = rules.store(
-            rules.shelf(
-                (
-                    ShelfDrive(
-                        rules.segments(
-                            geometry,
-                            [r for i, r in index.segments.items() if drive_of_segment(i) == geometry.drive_number],
-                        ),
-                        takes_segments,
-                    )
-                    for geometry, takes_segments in drives.items()
-                ),
-                max((record.opened_seq for record in index.segments.values()), default=0),
+        shelf = rules.shelf(
+            (
+                ShelfDrive(
+                    rules.segments(
+                        geometry,
+                        [r for i, r in index.segments.items() if drive_of_segment(i) == geometry.drive_number],
+                    ),
+                    takes_segments,
+                    budget=self._budget(geometry, now_s) if has_budgets else None,
+                )
+                for geometry, takes_segments in drives.items()
             ),
+            max((record.opened_seq for record in index.segments.values()), default=0),
+        )
+        self.whims = Whims(
+            whims, refusal_rate, shelf, [segment for geometry in drives for segment in geometry.segments]
+        )
+        self.store = rules.store(
+            shelf,
             OPTIONS,
             epoch=index.epoch,
             former_holders=tuple(index.holders.values()),
+            curator=self.whims,
             now_s=now_s,
         )
         self._queue: deque[tuple[int, tuple[Effect, ...]]] = deque()
         self._settled = 0
         self._failed: set[int] = set()
         self._waiting: list[_Waiting] = []
+
+    def _budget(self, geometry: SegmentGeometry, now_s: float) -> WriteBudget:
+        left = self.index.budgets.get(geometry.drive_number) if self._rules.notes_budgets else None
+        return WriteBudget(BUDGET_SEGMENTS * geometry.segment_bytes, now_s, left)
 
     @property
     def is_busy(self) -> bool:

@@ -13,11 +13,13 @@ from dataclasses import dataclass
 
 from meshfusion.dpu.api import types as api
 from meshfusion.jbof.errors import StaleHolderError
+from meshfusion.jbof.policy.write_budget import BURST_SHARE, DAY_S
 from meshfusion.jbof.pool_addresses import pool_lba
 from tests.sim import host as hosts
 from tests.sim.host import Host, Work
 from tests.sim.medium import IndexModel, Medium, Token, must
-from tests.sim.service import CAPACITY_BYTES, OPTIONS, SHELVES, Rules, Service
+from tests.sim.service import BUDGET_SEGMENTS, CAPACITY_BYTES, OPTIONS, SHELVES, Rules, Service
+from tests.sim.whims import REFUSAL_RATE
 
 HOST_COUNT = 4
 
@@ -52,6 +54,8 @@ class World:
         self.life = 0
         self.service: Service | None = None
         self.failing_until_s = 0.0
+        self.has_budgets = seed % 8 == 3
+        self.refuses_some = seed % 8 == 1
         self.messages: list[Message] = []
         self.locks_taken: set[str] = set()
         self.reach_target: set[str] = set()  # what the target allows, whoever told it so
@@ -72,7 +76,16 @@ class World:
         here = {drive: fate > 0.3 for drive, fate in fates.items() if fate > 0.15} or dict.fromkeys(self.drives, True)
         self.seen["lives without a drive"] += len(here) < len(self.drives)
         self.seen["lives with a drive that is only read"] += not all(here.values())
-        self.service = Service(self.rules, self.index, here, self.now_s, self._on_opening)
+        self.service = Service(
+            self.rules,
+            self.index,
+            here,
+            self.now_s,
+            self._on_opening,
+            whims=random.Random(self.rng.random()),
+            refusal_rate=REFUSAL_RATE if self.refuses_some else 0.0,
+            has_budgets=self.has_budgets,
+        )
         self.probe()
 
     def crash_service(self) -> None:
@@ -130,6 +143,7 @@ class World:
             failing = self.now_s < self.failing_until_s and self.rng.random() < 0.7
             self.service.sync(self.now_s, self.rng, failing=failing)
             self.check_bundles()
+            self.check_budgets()
             self._forget_fenced()
 
     def pass_time(self, seconds: float) -> None:
@@ -138,6 +152,7 @@ class World:
             self.is_calm = not self.is_calm
         if self.service is not None:
             self.service.store.tick(self.now_s)
+            self.service.store.tend(self.now_s)
         for lease_id in [i for i, leased in self.leased.items() if leased.expires_s <= self.now_s]:
             del self.leased[lease_id]
 
@@ -243,6 +258,14 @@ class World:
         for drive in self.service.drives if self.service is not None else ():
             takes = self.service is not None and self.service.drives[drive]
             must(takes or segment not in drive.segments, "opened on a drive that takes no segments", segment)
+
+    def check_budgets(self) -> None:
+        """What was durably opened, and so may have been written, in all lives of the service."""
+        burst = BUDGET_SEGMENTS * BURST_SHARE
+        most = burst + (BUDGET_SEGMENTS - burst) * self.now_s / DAY_S
+        for number, opened in self.index.opened.items() if self.has_budgets else ():
+            must(opened <= most, "more was opened than a drive's budget", number, opened, most)
+            self.seen["openings within a budget"] += 1
 
     def check_bundles(self) -> None:
         """Rule 1: what belongs together is in the index together, at every moment and after every crash."""
