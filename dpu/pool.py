@@ -375,7 +375,7 @@ class Pool:
                 if ending is not None:
                     self._forget(ending)
             else:
-                self._store.failed(self._clock(), ticket, error.message)
+                self._store.failed(self._clock(), ticket, f"{error.message}; {error.next_step}")
         if error is not None:
             logger.error("index transaction failed, saves pause: %s", error)
 
