@@ -20,7 +20,7 @@ from meshfusion.dpu.index_files import open_index
 from meshfusion.jbof.errors import FormatError, MeshFusionError
 
 _EXIT_REPORTED = 3
-_YIELDING = 10  # niceness of a scan that nobody waits for
+_LOWEST, _YIELDING = 19, 10  # by how much nicer than its maker a scan is that nobody waits for
 
 
 class IndexScan:
@@ -47,7 +47,8 @@ class IndexScan:
     def give_way(self) -> None:
         """Nobody waits for it: others have the processor first."""
         with contextlib.suppress(OSError):  # it has just ended
-            os.setpriority(os.PRIO_PROCESS, self._child.pid, _YIELDING)
+            niceness = min(_LOWEST, os.getpriority(os.PRIO_PROCESS, 0) + _YIELDING)
+            os.setpriority(os.PRIO_PROCESS, self._child.pid, niceness)
 
     def stop(self) -> None:
         """Whoever waits is told that it died. What it was at, it changes nothing."""

@@ -174,7 +174,8 @@ class Shelf:
         what takes some of both is not looked for."""
         openable = 0
         for drive in self._drives.values():
-            openable += drive.segments.openable_count(may_reclaim) if drive.takes_segments else 0
+            wanted = len(lba_counts) - openable
+            openable += drive.segments.openable_count(may_reclaim, wanted) if drive.takes_segments else 0
             if openable >= len(lba_counts):
                 return True
         left = list(lba_counts)

@@ -372,7 +372,7 @@ class Store:
         return ""
 
     def quarantined_segment_count(self) -> int:
-        return len(self.grants.quarantined_segments())
+        return self.grants.quarantined_segment_count
 
     def holder_statuses(self, now_s: float) -> tuple[api.HolderStatus, ...]:
         return tuple(
