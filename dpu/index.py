@@ -36,6 +36,7 @@ from meshfusion.jbof.segments import SegmentRecord
 _POSITION = struct.Struct(">IQ")  # segment, lba: big-endian so that keys sort by position
 META_VERSION = b"index_version"
 META_POOL = b"pool_uuid"
+META_PAYLOAD = b"payload_bytes"
 _META_EPOCH = b"epoch"
 _BUDGET = b"budget_left_bytes/"  # and the drive's number
 _FENCED_KEPT = 4096
@@ -53,11 +54,14 @@ class IndexTotals:
 class Index:
     """An open index. All methods raise :class:`FormatError` on damage and :class:`MediaError` on I/O trouble."""
 
-    def __init__(self, env: lmdb.Environment, payload_bytes: int) -> None:
+    def __init__(self, env: lmdb.Environment, payload_bytes: int | None = None) -> None:
         self._env = env
         self._path = env.path()
-        self.payload_bytes = payload_bytes  # of all committed chunks, kept up by the writer
         self.meta = env.open_db(b"meta", create=False)
+        noted = self._noted_payload_bytes()
+        self.has_totals = noted is not None or payload_bytes is not None  # indexes of earlier services note none
+        # Of all committed chunks. Noted in each transaction that changes it, so that no restart has to add it up.
+        self.payload_bytes = (noted or 0) if payload_bytes is None else payload_bytes
         self._chunks = env.open_db(b"chunks", create=False)
         self._positions = env.open_db(b"positions", create=False)
         self._segments = env.open_db(b"segments", create=False)
@@ -129,6 +133,13 @@ class Index:
         with self._reading(self._holders) as txn, txn.cursor() as cursor:
             return tuple(records.decode_holder(bytes(value)) for _, value in cursor)
 
+    def _noted_payload_bytes(self) -> int | None:
+        with self._reading(self.meta) as txn:
+            value = txn.get(META_PAYLOAD)
+        if value is not None and not bytes(value).isdigit():
+            raise FormatError(f"the index {self._path} is damaged: it holds {value!r} bytes", next_step=REBUILD)
+        return None if value is None else int(bytes(value))
+
     def chunk_count(self) -> int:
         with self._reading(self._chunks) as txn:
             return int(txn.stat(self._chunks)["entries"])
@@ -191,23 +202,26 @@ class Index:
 
     def apply(self, effects: Iterable[Effect]) -> None:
         """All effects in one transaction; on the medium when this returns."""
-        added_bytes = 0
+        payload_bytes = self.payload_bytes
         try:
             with self._env.begin(write=True) as txn:
                 for effect in effects:
-                    added_bytes += self._apply_one(txn, effect)
+                    payload_bytes += self._apply_one(txn, effect)
+                self._note(txn, payload_bytes)
         except lmdb.Error as error:
             raise index_error(self._path, error) from error
-        self.payload_bytes += added_bytes
+        self.payload_bytes = payload_bytes
 
     def drop_damaged(self) -> int:
-        """Forget the entries that :meth:`scan` calls damaged; how many. Their places go with their segment."""
+        """Forget the entries that :meth:`scan` calls damaged, and which it has not added up; how many. Their places go
+        with their segment."""
         try:
             with self._env.begin(write=True) as txn:
                 with txn.cursor(db=self._chunks) as cursor:
                     found = [bytes(key) for key, value in cursor if not self._sound(txn, bytes(key), bytes(value))]
                 for key in found:
                     txn.delete(key, db=self._chunks)
+                self._note(txn, self.payload_bytes)
         except lmdb.Error as error:
             raise index_error(self._path, error) from error
         return len(found)
@@ -215,23 +229,24 @@ class Index:
     def forget_drive(self, segments: range) -> int:
         """Forget these segments, in one transaction, and every chunk that has a shard in one of them; how many."""
         count = 0
-        removed_bytes = 0
+        payload_bytes = self.payload_bytes
         try:
             with self._env.begin(write=True) as txn:
                 with txn.cursor(db=self._positions) as cursor:
                     found = _entries_in(cursor, _POSITION.pack(segments.start, 0), segments)
                 for position, key in found:
                     before = txn.stat(self._chunks)["entries"]
-                    removed_bytes += self._delete_chunk(txn, key)
+                    payload_bytes -= self._delete_chunk(txn, key)
                     count += before - txn.stat(self._chunks)["entries"]
                     txn.delete(position, db=self._positions)
                 with txn.cursor(db=self._segments) as cursor:
                     known = _entries_in(cursor, segments.start.to_bytes(4, "big"), segments)
                 for key, _ in known:
                     txn.delete(key, db=self._segments)
+                self._note(txn, payload_bytes)
         except lmdb.Error as error:
             raise index_error(self._path, error) from error
-        self.payload_bytes -= removed_bytes
+        self.payload_bytes = payload_bytes
         return count
 
     def next_epoch(self) -> int:
@@ -263,6 +278,10 @@ class Index:
                 yield txn
         except lmdb.Error as error:
             raise index_error(self._path, error) from error
+
+    def _note(self, txn: lmdb.Transaction, payload_bytes: int) -> None:
+        """In the transaction that makes it so."""
+        txn.put(META_PAYLOAD, str(max(0, payload_bytes)).encode(), db=self.meta)
 
     def _apply_one(self, txn: lmdb.Transaction, effect: Effect) -> int:
         """Returns by how much the payload of all committed chunks grows."""

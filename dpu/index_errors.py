@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import errno
+import os
+from typing import Final
+
 import lmdb
 
 from meshfusion.jbof.errors import FormatError, MediaError, MeshFusionError, PoolBusyError, ServiceUnavailableError
 
 REBUILD = "make the index anew from what is on the medium: `mfctl pool rebuild-index`"
+
+_SYSTEM_ERRORS: Final = {
+    errno.ENOSPC: "free space on its filesystem",
+    errno.EDQUOT: "free space on its filesystem, or raise the quota",
+    errno.EROFS: "look at the kernel's log for why its filesystem is read-only (dmesg), and mount it writable again",
+    errno.EIO: "look at the kernel's log (dmesg) and the drive's health; replace the drive if it repeats",
+}
 
 
 def index_error(path: str, error: lmdb.Error) -> MeshFusionError:
@@ -17,8 +28,9 @@ def index_error(path: str, error: lmdb.Error) -> MeshFusionError:
         return ServiceUnavailableError(f"the index {path} is closed", next_step="open the pool again")
     if isinstance(error, lmdb.MapFullError):
         return MediaError(f"the index {path} is full", next_step="create the pool with larger chunks or more capacity")
+    for code, next_step in _SYSTEM_ERRORS.items():
+        if os.strerror(code) in str(error):  # LMDB passes on what the system says, and only its words
+            return MediaError(f"the index {path} cannot be written: {error}", next_step=next_step)
     if isinstance(error, lmdb.DiskError | lmdb.ReadonlyError):
         return MediaError(f"the index {path} cannot be written: {error}", next_step="check space and permissions there")
-    if "No space left" in str(error):
-        return MediaError(f"the index {path} cannot grow: {error}", next_step="free space on its filesystem")
     return FormatError(f"the index {path} is damaged: {error}", next_step=REBUILD)

@@ -1,23 +1,17 @@
-"""Making and opening an index, and looking through a doubtful one without risk to this process."""
+"""Making and opening an index."""
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import lmdb
 
-from meshfusion.dpu.index import META_POOL, META_VERSION, Index, IndexTotals
+from meshfusion.dpu.index import META_PAYLOAD, META_POOL, META_VERSION, Index
 from meshfusion.dpu.index_errors import REBUILD, index_error
 from meshfusion.dpu.store import records
-from meshfusion.jbof.errors import FormatError, MediaError, MeshFusionError
+from meshfusion.jbof.errors import FormatError, MediaError
 
-_EXIT_REPORTED = 3
 _MAX_READERS = 512
 _LOCK_FILE_BYTES = 64 << 10  # more than LMDB needs for _MAX_READERS
 
@@ -43,6 +37,7 @@ def create_index(path: Path, pool_uuid: str, capacity_bytes: int) -> None:
             with env.begin(write=True, db=meta) as txn:
                 txn.put(META_VERSION, str(records.INDEX_VERSION).encode())
                 txn.put(META_POOL, pool_uuid.encode())
+                txn.put(META_PAYLOAD, b"0")
     except lmdb.Error as error:
         raise index_error(str(path), error) from error
 
@@ -57,12 +52,14 @@ def _reserve_lock_file(path: Path) -> None:
 
 
 def open_index(
-    path: Path, pool_uuid: str, capacity_bytes: int, *, payload_bytes: int = 0, readonly: bool = False
+    path: Path, pool_uuid: str, capacity_bytes: int, *, payload_bytes: int | None = None, readonly: bool = False
 ) -> Index:
-    """Open and check that the index is of this version and belongs to this pool.
+    """Open and check that the index is of this version and belongs to this pool. ``payload_bytes``: of all committed
+    chunks, as a scan has found it; None: as the index has it noted.
 
     Raises :class:`FormatError` when it is missing, damaged, of another version or of another pool. A truncated or
-    damaged file may kill the process that reads it, so :func:`scan_in_child` comes first.
+    damaged file may kill the process that reads it, so
+    :mod:`meshfusion.dpu.index_scan` comes first.
     """
     data = path / "data.mdb"
     if not data.exists():
@@ -107,45 +104,5 @@ def open_index(
         raise
 
 
-def scan_in_child(path: Path, pool_uuid: str, capacity_bytes: int, *, deadline_s: float) -> IndexTotals:
-    """Scan the index in a child process: a damaged LMDB page can kill the process that reads it.
-
-    A new interpreter, not a fork: the caller may be an engine with many threads and locks.
-    Raises :class:`FormatError` when the child dies or finds damage in the structure.
-    """
-    command = [sys.executable, "-m", "meshfusion.dpu.index_files", str(path), pool_uuid, str(capacity_bytes)]
-    try:
-        child = subprocess.run(command, capture_output=True, text=True, timeout=deadline_s, check=False)
-    except subprocess.TimeoutExpired:
-        raise FormatError(f"the index {path} could not be read within {deadline_s:.0f} s", next_step=REBUILD) from None
-    if child.returncode != 0:
-        raise _child_error(path, child.returncode, child.stderr)
-    return IndexTotals(**json.loads(child.stdout))
-
-
-def _child_error(path: Path, returncode: int, stderr: str) -> FormatError:
-    last_line = (stderr.strip().splitlines() or ["no message"])[-1]
-    if returncode == _EXIT_REPORTED:
-        return FormatError(last_line, next_step=REBUILD)
-    what = f"is damaged: reading it ended with exit code {returncode} ({last_line})"
-    if returncode == -signal.SIGBUS:
-        what = "is truncated: pages that it names lie behind its end"
-    return FormatError(f"the index {path} {what}", next_step=REBUILD)
-
-
-def _scan_main(path: str, pool_uuid: str, capacity_bytes: str) -> None:
-    with open_index(Path(path), pool_uuid, int(capacity_bytes), readonly=True) as index:
-        index.check_structure()
-        print(json.dumps(dataclasses.asdict(index.scan())))
-
-
 def _text(value: bytes | None) -> str:
     return "unknown" if value is None else bytes(value).decode(errors="replace")
-
-
-if __name__ == "__main__":
-    try:
-        _scan_main(*sys.argv[1:])
-    except MeshFusionError as reported:
-        print(reported.message.replace("\n", " "), file=sys.stderr)
-        sys.exit(_EXIT_REPORTED)

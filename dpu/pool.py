@@ -21,11 +21,12 @@ from meshfusion.dpu.api import types as api
 from meshfusion.dpu.api.liveness import create_liveness, forget_liveness, take_liveness_away
 from meshfusion.dpu.export.keeper import ExportKeeper, Holders
 from meshfusion.dpu.index import Index, IndexTotals
-from meshfusion.dpu.index_files import open_index, scan_in_child
+from meshfusion.dpu.index_files import open_index
+from meshfusion.dpu.index_proof import FIRST_LOOK_S, IndexProof
 from meshfusion.dpu.owner_lock import OwnerLock
 from meshfusion.dpu.pool_create import create_pool
 from meshfusion.dpu.pool_dir import LIVENESS_SUFFIX, PoolLayout, note_exported
-from meshfusion.dpu.pool_drives import PoolDrive, find_drives
+from meshfusion.dpu.pool_drives import PoolDrive, PoolDrives, find_drives
 from meshfusion.dpu.pool_inspect import CheckReport, check_pool, inspect_pool
 from meshfusion.dpu.pool_shelf import OpenDrives
 from meshfusion.dpu.pool_status import list_chunks, status_of
@@ -34,7 +35,7 @@ from meshfusion.dpu.pool_writer import TransactionWriter
 from meshfusion.dpu.store.checks import refuse_other_exports, refuse_unserved
 from meshfusion.dpu.store.effects import NoteBudget
 from meshfusion.dpu.store.store import Reply, Step, Store, StoreOptions
-from meshfusion.jbof.errors import MeshFusionError, UnsupportedError
+from meshfusion.jbof.errors import FormatError, MeshFusionError, UnsupportedError
 from meshfusion.jbof.policy.write_budget import WriteBudget
 from meshfusion.jbof.pool_addresses import namespace_of
 
@@ -45,7 +46,6 @@ UNCONFIRMED = (
     "an earlier service exported this pool to hosts that may still write, and only its target can say when they are "
     "gone: until the pool is served with these exports again, nothing is reclaimed"
 )
-INDEX_SCAN_DEADLINE_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,15 +74,17 @@ class Pool:
         owner: OwnerLock,
         index: Index,
         drives: OpenDrives,
-        totals: IndexTotals,
+        proof: IndexProof,
         clock: Callable[[], float],
         exports: MakeExports | None,
+        damaged: Callable[[FormatError], None] | None,
     ) -> None:
         self._layout = layout
         self.pool_uuid = pool_uuid
         self._options = options
         self._owner = owner
         self._index = index
+        self._proof = proof
         self._clock = clock
         former = index.holder_records()
         self._exports = None if exports is None else exports(self, uuid.UUID(pool_uuid), layout)
@@ -106,8 +108,12 @@ class Pool:
             now_s=clock(),
         )
         self._unadopted = unadopted(segments)
-        self._store.counters["index_entries_damaged"] = totals.damaged_count
         self._mutex = threading.Lock()
+        if proof.totals is not None:
+            self._looked_through(proof.totals)
+        elif damaged is not None:
+            self._store.counters["index_scans_under_way"] = 1
+            proof.watch(self._looked_through, damaged)
         self._ending: dict[int, str] = {}  # ticket of a fence or a farewell -> holder
         self._writer = TransactionWriter(index, self._medium, self._settle)
         self._stop = threading.Event()
@@ -128,36 +134,40 @@ class Pool:
         *,
         clock: Callable[[], float] = time.monotonic,
         exports: MakeExports | None = None,
+        damaged: Callable[[FormatError], None] | None = None,
+        first_look_s: float = FIRST_LOOK_S,
     ) -> Pool:
         """Own the pool at ``path``. ``exports`` makes the keeper of its exports: without one, data is reached locally.
+        ``damaged``: the pool may be served before its index is looked through, ``first_look_s`` after the scan's begin;
+        it is told, from a thread, when the scan then finds that the process must end. Without it the whole comes first.
 
         Raises PoolBusyError, FormatError or MediaError, each with a way out, what ``exports`` raises, and ConfigError
         when hosts may still reach the data through other exports than these.
         """
         layout = PoolLayout(path.absolute())
         found = find_drives(layout)
-        owner = OwnerLock.take(layout, found.paths)
-        try:
-            pool_uuid, capacity_bytes = found.pool_uuid, found.capacity_bytes
-            totals = scan_in_child(layout.index, pool_uuid, capacity_bytes, deadline_s=INDEX_SCAN_DEADLINE_S)
-            index = open_index(layout.index, pool_uuid, capacity_bytes, payload_bytes=totals.payload_bytes)
+        with contextlib.ExitStack() as opened:
+            owner = OwnerLock.take(layout, found.paths)
+            opened.callback(owner.release)
+            proof, index = _open_index(layout, found, opened, first_look_s if damaged is not None else None)
             if found.label_problems:
                 logger.warning("%s; the other copy is used", "; ".join(found.label_problems))
-            try:
-                drives = OpenDrives.open(found)
-                try:
-                    return cls(
-                        layout, pool_uuid, options or PoolOptions(), owner, index, drives, totals, clock, exports
-                    )
-                except BaseException:
-                    drives.close()
-                    raise
-            except BaseException:
-                index.close()
-                raise
-        except BaseException:
-            owner.release()
-            raise
+            drives = OpenDrives.open(found)
+            opened.callback(drives.close)
+            pool = cls(
+                layout,
+                found.pool_uuid,
+                options or PoolOptions(),
+                owner,
+                index,
+                drives,
+                proof,
+                clock,
+                exports,
+                damaged,
+            )
+            opened.pop_all()
+        return pool
 
     # ---- ChunkService --------------------------------------------------------------------------------------------
 
@@ -288,6 +298,7 @@ class Pool:
         self._stop.set()
         is_quiet = self._exports is None or self._exports.close()
         self._ticker.join()
+        self._proof.close()
         self._writer.close()
         self._note_budgets()
         self._drives.close()
@@ -360,6 +371,11 @@ class Pool:
         is_reached = any(not holder.is_local for holder in self._store.holders)
         return UNCONFIRMED if is_reached else ""
 
+    def _looked_through(self, totals: IndexTotals) -> None:
+        with self._mutex:
+            self._store.counters["index_entries_damaged"] = totals.damaged_count
+            del self._store.counters["index_scans_under_way"]
+
     def _submit(self, step: Step[object]) -> None:
         """Under the mutex, so that tickets reach the writer in order."""
         if step.effects:
@@ -381,7 +397,7 @@ class Pool:
                 if ending is not None:
                     self._forget(ending)
             else:
-                self._store.failed(self._clock(), ticket, error.message)
+                self._store.failed(self._clock(), ticket, f"{error.message}; {error.next_step}")
         if error is not None:
             logger.error("index transaction failed, saves pause: %s", error)
 
@@ -428,6 +444,26 @@ class Pool:
         forget_liveness(self._layout.liveness(holder_id))
         if self._exports is not None:
             self._exports.forget(holder_id)
+
+
+def _open_index(
+    layout: PoolLayout, found: PoolDrives, opened: contextlib.ExitStack, first_look_s: float | None
+) -> tuple[IndexProof, Index]:
+    """``first_look_s`` None: it must be proven whole. So it must where the index does not know its totals."""
+    place = (layout.index, found.pool_uuid, found.capacity_bytes)
+    if first_look_s is not None:
+        proof = IndexProof.begun(*place, first_look_s=first_look_s)
+        opened.callback(proof.close)
+        index = open_index(*place, payload_bytes=proof.payload_bytes)
+        if proof.totals is not None or index.has_totals:
+            opened.callback(index.close)
+            return proof, index
+        index.close()
+        proof.close()
+    proof = IndexProof.whole(*place)
+    index = open_index(*place, payload_bytes=proof.payload_bytes)
+    opened.callback(index.close)
+    return proof, index
 
 
 def _namespace(drive: PoolDrive, *, is_local: bool) -> api.Namespace:

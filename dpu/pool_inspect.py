@@ -16,7 +16,9 @@ from pathlib import Path
 
 from meshfusion.dpu.api import types as api
 from meshfusion.dpu.index import Index, IndexTotals
-from meshfusion.dpu.index_files import open_index, scan_in_child
+from meshfusion.dpu.index_files import open_index
+from meshfusion.dpu.index_proof import FIRST_LOOK_S, WHOLE_SCAN_S
+from meshfusion.dpu.index_scan import IndexScan, scan_in_child
 from meshfusion.dpu.pool_dir import PoolLayout, geometry_of
 from meshfusion.dpu.pool_drives import PoolDrives, find_drives
 from meshfusion.jbof.errors import FormatError, MediaError
@@ -30,7 +32,6 @@ from meshfusion.jbof.segments import SegmentRecord
 from meshfusion.jbof.unit_digests import UnitDigests
 
 PAGE_CHUNKS = 256
-SCAN_DEADLINE_S = 600.0
 _HEADER_WAITS_S = (0.2, 1.0)
 
 Data = Mapping[int, DataFile]  # by namespace
@@ -76,15 +77,22 @@ def open_for_reading(path: Path) -> Iterator[tuple[PoolLayout, PoolDrives, Index
 def inspect_pool(path: Path) -> api.PoolStatus:
     """The pool's state as its index has it; leases, grants and pins live in the owner's memory and show as zero."""
     layout = PoolLayout(path.absolute())
-    totals = _scan(layout)
+    found = find_drives(layout)
+    scan = IndexScan(layout.index, found.pool_uuid, found.capacity_bytes)
+    totals = scan.wait(FIRST_LOOK_S)
+    scan.stop()
     with open_for_reading(path) as (_, drives, index):
+        if totals is None and not index.has_totals:
+            totals = _scan(layout)
         geometries = [drive.geometry for drive in drives.here]
         used = sum(
             record.opened_seq > 0 and any(record.segment in geometry.segments for geometry in geometries)
             for record in index.segment_records()
         )
         segment_count = sum(geometry.segment_count for geometry in geometries)
-        counters = [("index_entries_damaged", totals.damaged_count), ("owned", int(is_owned(layout)))]
+        # A large index is not looked through for this: `check` does it.
+        damaged = [] if totals is None else [("index_entries_damaged", totals.damaged_count)]
+        counters = [*damaged, ("owned", int(is_owned(layout)))]
         if drives.absent:
             counters.append(("drives_away", len(drives.absent)))
         return api.PoolStatus(
@@ -101,8 +109,8 @@ def inspect_pool(path: Path) -> api.PoolStatus:
             segments_reclaiming=0,
             segments_quarantined=0,
             capacity_bytes=geometries[0].segment_bytes * segment_count,
-            committed_chunk_count=totals.chunk_count,
-            committed_payload_bytes=totals.payload_bytes,
+            committed_chunk_count=index.chunk_count() if totals is None else totals.chunk_count,
+            committed_payload_bytes=index.payload_bytes if totals is None else totals.payload_bytes,
             pinned_bytes=0,
             lease_count=0,
             grant_count=0,
@@ -253,4 +261,4 @@ def all_chunks(index: Index) -> Iterator[api.ChunkRecord]:
 
 def _scan(layout: PoolLayout) -> IndexTotals:
     drives = find_drives(layout)
-    return scan_in_child(layout.index, drives.pool_uuid, drives.capacity_bytes, deadline_s=SCAN_DEADLINE_S)
+    return scan_in_child(layout.index, drives.pool_uuid, drives.capacity_bytes, deadline_s=WHOLE_SCAN_S)

@@ -8,11 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from meshfusion.dpu.drive_list import DriveList, read_drive_list, write_drive_list
-from meshfusion.dpu.index_files import open_index, scan_in_child
+from meshfusion.dpu.index_files import open_index
+from meshfusion.dpu.index_proof import WHOLE_SCAN_S
+from meshfusion.dpu.index_scan import scan_in_child
 from meshfusion.dpu.owner_lock import OwnerLock
 from meshfusion.dpu.pool_dir import PoolLayout
 from meshfusion.dpu.pool_drives import find_drives
-from meshfusion.dpu.pool_inspect import SCAN_DEADLINE_S
 from meshfusion.dpu.pool_rebuild import refuse_holders
 from meshfusion.jbof.errors import ConfigError
 from meshfusion.jbof.pool_addresses import MAX_DRIVE_SEGMENTS, first_segment
@@ -57,7 +58,7 @@ def remove_drive(path: Path, number: int) -> int:
         drive = listed.find(number)
         # Before the index: of a drive that is listed, segments that the index does not know would count as never used.
         write_drive_list(layout.directory, listed.without_drive(number))
-        totals = scan_in_child(layout.index, listed.pool_uuid, listed.capacity_bytes, deadline_s=SCAN_DEADLINE_S)
+        totals = scan_in_child(layout.index, listed.pool_uuid, listed.capacity_bytes, deadline_s=WHOLE_SCAN_S)
         first = first_segment(number)
         with open_index(
             layout.index, listed.pool_uuid, listed.capacity_bytes, payload_bytes=totals.payload_bytes

@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from meshfusion.dpu.index import Index
-from meshfusion.dpu.index_files import open_index, scan_in_child
+from meshfusion.dpu.index_files import open_index
+from meshfusion.dpu.index_proof import WHOLE_SCAN_S
+from meshfusion.dpu.index_scan import scan_in_child
 from meshfusion.dpu.owner_lock import OwnerLock
 from meshfusion.dpu.pool_dir import PoolLayout, write_label
 from meshfusion.dpu.pool_drives import PoolDrives, find_drives
-from meshfusion.dpu.pool_inspect import SCAN_DEADLINE_S, ChunkChecker, all_chunks, open_data, segment_problems
+from meshfusion.dpu.pool_inspect import ChunkChecker, all_chunks, open_data, segment_problems
 from meshfusion.dpu.pool_medium import FileMedium, PoolMedium
 from meshfusion.dpu.store.effects import DeleteChunk
 
@@ -43,7 +45,7 @@ def repair_pool(path: Path, progress: Callable[[int, int], None]) -> RepairRepor
     owner = OwnerLock.take(layout, drives.paths)
     try:
         pool_uuid, capacity_bytes = drives.pool_uuid, drives.capacity_bytes
-        totals = scan_in_child(layout.index, pool_uuid, capacity_bytes, deadline_s=SCAN_DEADLINE_S)
+        totals = scan_in_child(layout.index, pool_uuid, capacity_bytes, deadline_s=WHOLE_SCAN_S)
         with open_index(layout.index, pool_uuid, capacity_bytes, payload_bytes=totals.payload_bytes) as index:
             entries_dropped = index.drop_damaged()
             chunks = _drop_chunks(drives, index, lambda done: progress(done, max(done, totals.chunk_count)))

@@ -23,6 +23,7 @@ def status_of(
 ) -> api.PoolStatus:
     """Under the pool's mutex, the index too: a chunk then always shows as granted, as committed or as both."""
     geometry, counts = store.segments.geometry, store.segments.counts()
+    stopped = Counter(saves_stopped_ms=round(1000 * store.saves.stopped_s(now_s)))
     return api.PoolStatus(
         pool_uuid=pool_uuid,
         path=str(directory),
@@ -44,7 +45,7 @@ def status_of(
         grant_count=len(store.grants),
         saves_stopped_reason=store.saves_stopped_reason(now_s),
         holders=store.holder_statuses(now_s),
-        counters=tuple(sorted((store.counters + other_counts).items())),
+        counters=tuple(sorted((store.counters + other_counts + stopped).items())),
         exports_problem=exports_problem,
     )
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import takewhile
+from itertools import islice, takewhile
 
 from meshfusion.jbof.segment_format import SEGMENT_HEADER_LBAS, summary_lba_count
 from meshfusion.jbof.segment_geometry import SegmentGeometry
@@ -206,7 +206,7 @@ class SegmentTable:
         openings, is_current_used = self._openings_for(lba_counts)
         if not openings:
             return True
-        openable = self.openable_count(may_reclaim)
+        openable = self.openable_count(may_reclaim, openings)
         if openings <= openable:
             return True
         # Sealed by the first opening, the current one can be the last, unless it holds some of these.
@@ -220,9 +220,12 @@ class SegmentTable:
         )
         return openable > 0 and openings <= openable + is_current_free
 
-    def openable_count(self, may_reclaim: Callable[[int], bool]) -> int:
-        """How many segments could be opened now, one after the other, with nothing released meanwhile."""
-        return len(self._free) + len(self._candidates(may_reclaim))
+    def openable_count(self, may_reclaim: Callable[[int], bool], most: int) -> int:
+        """How many segments could be opened now, one after the other, with nothing released meanwhile; ``most`` when it
+        is that many or more. It is asked for every chunk, and a drive may have very many segments."""
+        count = min(len(self._free), most)
+        victims = (index for index, segment in self._segments.items() if self._is_victim(index, segment, may_reclaim))
+        return count + sum(1 for _ in islice(victims, most - count))
 
     def fitting_count(self, lba_counts: Sequence[int]) -> int:
         """How many of these, from the first on, can be appended to the current segment."""

@@ -201,8 +201,9 @@ class Shelf:
         openable = 0
         for drive in self._drives.values():
             if drive.takes_segments:
+                wanted = len(lba_counts) - openable
                 affordable = drive.budget_left_bytes(now_s) // self.geometry.segment_bytes
-                openable += min(drive.segments.openable_count(may_reclaim), affordable) if affordable else 0
+                openable += drive.segments.openable_count(may_reclaim, min(wanted, affordable))
             if openable >= len(lba_counts):
                 return True
         left = list(lba_counts)

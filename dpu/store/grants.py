@@ -8,6 +8,7 @@ try the same chunk, but its space stays quarantined, because a silent writer may
 from __future__ import annotations
 
 import enum
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -20,6 +21,9 @@ class GrantState(enum.Enum):
     COMMITTING = "committing"  # its index entry is being made durable
     EXPIRED = "expired"
     DOUBTFUL = "doubtful"  # its holder cannot tell what became of its writes: only a fence ends it
+
+
+_QUARANTINED = (GrantState.EXPIRED, GrantState.DOUBTFUL)
 
 
 @dataclass(slots=True)
@@ -41,6 +45,7 @@ class GrantTable:
         self._ttl_s = ttl_s
         self._grants: dict[str, Grant] = {}
         self._writer_of: dict[bytes, str] = {}
+        self._quarantined: Counter[int] = Counter()  # segment -> extents in it; looked at for every chunk
         self._next = 0
 
     def __len__(self) -> int:
@@ -73,6 +78,11 @@ class GrantTable:
     def resolve(self, grant: Grant) -> None:
         """The fate of every write under this grant is known: its segments are free of it."""
         del self._grants[grant.grant_id]
+        if grant.state in _QUARANTINED:
+            for extent in grant.extents:
+                self._quarantined[extent.segment] -= 1
+                if not self._quarantined[extent.segment]:
+                    del self._quarantined[extent.segment]
         self._forget_writer(grant)
         for extent in grant.extents:
             self._segments.unpin_write(extent.segment)
@@ -80,26 +90,26 @@ class GrantTable:
     def expire(self, now_s: float) -> int:
         late = [g for g in self._grants.values() if g.state is GrantState.LIVE and g.expires_s <= now_s]
         for grant in late:
-            grant.state = GrantState.EXPIRED
-            self._forget_writer(grant)
+            self._quarantine(grant, GrantState.EXPIRED)
         return len(late)
 
     def doubt(self, grant: Grant) -> None:
         """A write under it may still land, and nothing that its holder says later changes that."""
         assert grant.state is not GrantState.COMMITTING
-        grant.state = GrantState.DOUBTFUL
-        self._forget_writer(grant)
+        self._quarantine(grant, GrantState.DOUBTFUL)
 
     def of_holder(self, holder_id: str) -> tuple[Grant, ...]:
         return tuple(grant for grant in self._grants.values() if grant.holder_id == holder_id)
 
-    def quarantined_segments(self) -> frozenset[int]:
-        return frozenset(
-            extent.segment
-            for grant in self._grants.values()
-            if grant.state in (GrantState.EXPIRED, GrantState.DOUBTFUL)
-            for extent in grant.extents
-        )
+    @property
+    def quarantined_segment_count(self) -> int:
+        return len(self._quarantined)
+
+    def _quarantine(self, grant: Grant, state: GrantState) -> None:
+        if grant.state not in _QUARANTINED:
+            self._quarantined.update(extent.segment for extent in grant.extents)
+        grant.state = state
+        self._forget_writer(grant)
 
     def _forget_writer(self, grant: Grant) -> None:
         if self._writer_of.get(grant.item.key) == grant.grant_id:

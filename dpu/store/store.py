@@ -34,6 +34,7 @@ from meshfusion.dpu.store.effects import (
 from meshfusion.dpu.store.grants import Grant, GrantState, GrantTable
 from meshfusion.dpu.store.holders import Holder, HolderTable
 from meshfusion.dpu.store.leases import LeaseTable
+from meshfusion.dpu.store.save_health import SAVE_RETRY_S, SaveHealth
 from meshfusion.dpu.store.segments import Segments
 from meshfusion.jbof.errors import StaleHolderError
 from meshfusion.jbof.format import shard_lba_count
@@ -43,7 +44,6 @@ from meshfusion.jbof.segments import SegmentRecord
 Reply = TypeVar("Reply", covariant=True)
 AnyReply = TypeVar("AnyReply")
 
-SAVE_RETRY_S = 10.0  # after a failed transaction, saves are refused this long before one is tried again
 SUMMARIES_AT_ONCE = 16  # what waits behind them is held up no longer than that takes
 # What their holder says of them does not matter any more.
 _SETTLED_ELSEWHERE = (GrantState.COMMITTING, GrantState.DOUBTFUL)
@@ -107,8 +107,7 @@ class Store:
         self.leases = LeaseTable(segments, epoch=epoch, ttl_s=options.lease_ttl_s)
         self.grants = GrantTable(segments, epoch=epoch, ttl_s=options.grant_ttl_s)
         self.counters: Counter[str] = Counter()
-        self._stopped_reason = ""
-        self._stopped_until_s = now_s
+        self.saves = SaveHealth()
         self._summaries_from_s = now_s
         self.holders = HolderTable(former_holders, silence_s=options.holder_silence_s, now_s=now_s)
         self._pending: dict[int, _Pending] = {}
@@ -336,7 +335,7 @@ class Store:
             self.segments.summarized(record, worked=True)
             self.counters["segments_summarized"] += 1
         if not pending.summarizing:
-            self._stopped_reason = ""
+            self.saves.worked(opened=len(pending.opened))
         for record in pending.opened:
             self.segments.opened(record)
             self._curator.emptied(record.segment)
@@ -356,7 +355,8 @@ class Store:
             self.counters["holders_fenced"] += 1
 
     def failed(self, now_s: float, ticket: int, reason: str) -> None:
-        """The transaction of this ticket did not happen. Saves stop for a while; hits go on.
+        """The transaction of this ticket did not happen. Saves stop for a while; hits go on. ``reason``: for people,
+        with what to do.
 
         A summary that is not there costs a longer rebuild and nothing else: it is tried again later.
         """
@@ -367,8 +367,7 @@ class Store:
             for record in pending.summarizing:
                 self.segments.summarized(record, worked=False)
             return
-        self._stopped_reason = reason
-        self._stopped_until_s = now_s + SAVE_RETRY_S
+        self.saves.failed(now_s, reason, opened=len(pending.opened))
         for record in pending.opened:
             self._opening.pop(record.segment, None)
             for grant in self.grants:
@@ -386,15 +385,16 @@ class Store:
                 holder.fencing = False  # it stays refused, and is probed and fenced again
 
     def saves_stopped_reason(self, now_s: float) -> str:
-        """ "" while saves are accepted."""
-        if self._stopped_reason and now_s < self._stopped_until_s:
-            return self._stopped_reason
+        """For people, with since when and what to do; "" while saves work."""
+        if reason := self.saves.reason(now_s):
+            return reason
         if self._quarantine_full():
-            return f"{self.quarantined_segment_count()} segments are quarantined: their writers are silent, not fenced"
+            count = self.quarantined_segment_count()
+            return f"{count} segments are quarantined: their writers are silent, not fenced; end these engines"
         return ""
 
     def quarantined_segment_count(self) -> int:
-        return len(self.grants.quarantined_segments())
+        return self.grants.quarantined_segment_count
 
     def holder_statuses(self, now_s: float) -> tuple[api.HolderStatus, ...]:
         return tuple(
@@ -489,7 +489,7 @@ class Store:
             return api.ReserveResult(needless)
         if lifetime_class is None:
             return api.ReserveResult(api.ReserveOutcome.DECLINED)
-        if self._stopped_reason and now_s < self._stopped_until_s:
+        if self.saves.refuses(now_s):
             return api.ReserveResult(api.ReserveOutcome.NO_SPACE)
         if self._quarantine_full():
             return api.ReserveResult(api.ReserveOutcome.NO_SPACE)

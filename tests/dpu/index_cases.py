@@ -10,7 +10,8 @@ from pathlib import Path
 
 from meshfusion.dpu.api.types import ChunkRecord, Extent, Shard
 from meshfusion.dpu.index import Index
-from meshfusion.dpu.index_files import create_index, open_index, scan_in_child
+from meshfusion.dpu.index_files import create_index, open_index
+from meshfusion.dpu.index_scan import scan_in_child
 from meshfusion.dpu.store.effects import HolderRecord, OpenSegment, PutChunk, PutHolder
 from meshfusion.jbof.errors import FormatError, MediaError
 from meshfusion.jbof.segments import SegmentRecord

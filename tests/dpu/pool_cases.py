@@ -13,6 +13,7 @@ from types import TracebackType
 import numpy as np
 
 from meshfusion.dpu.api import types as api
+from meshfusion.dpu.api.client import GrpcChunkService
 from meshfusion.dpu.api.liveness import hold_liveness
 from meshfusion.dpu.pool import Pool
 from meshfusion.dpu.pool_create import create_pool
@@ -42,7 +43,7 @@ def key(i: int) -> bytes:
 class Holder:
     """Attached, with its liveness lock held."""
 
-    def __init__(self, pool: Pool, holder_id: str | None = None) -> None:
+    def __init__(self, pool: Pool | GrpcChunkService, holder_id: str | None = None) -> None:
         self.pool = pool
         request = api.AttachRequest(holder_id or uuid.uuid4().hex, "vllm", "1", "h", os.getpid(), IDENTITY, 1)
         self.attachment = pool.attach(request, deadline_s=DEADLINE_S)
@@ -55,12 +56,12 @@ class Holder:
         request = api.ReserveRequest(self.id, self.attachment.epoch, (item,))
         return self.pool.reserve(request, deadline_s=DEADLINE_S).results[0]
 
-    def write(self, i: int, result: api.ReserveResult) -> tuple[bytes, ...]:
+    def write(self, i: int, result: api.ReserveResult, salt: int = 0) -> tuple[bytes, ...]:
         """Fill the extent with a true header and random units; returns the digests, after the flush."""
         extent = result.extents[0]
         with AlignedBuffer(extent.lba_count * 4096) as buffer:
             units = (extent.lba_count - 1) * 4096 // UNIT_BYTES
-            rng = np.random.default_rng(i)
+            rng = np.random.default_rng((i, salt))
             buffer.array[4096:] = rng.integers(0, 256, len(buffer.array) - 4096, dtype=np.uint8)
             starts = [np.array([4096 + unit * UNIT_BYTES], dtype=np.int64) for unit in range(units)]
             digests = tuple(self.kernels.digest_runs(buffer.array, start, UNIT_BYTES) for start in starts)

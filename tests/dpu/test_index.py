@@ -14,8 +14,9 @@ import pytest
 from meshfusion.dpu import index as index_module
 from meshfusion.dpu.api.types import Extent
 from meshfusion.dpu.index import Index, IndexTotals
-from meshfusion.dpu.index_files import create_index, open_index, scan_in_child
-from meshfusion.dpu.store.effects import DeleteChunk, DeleteHolder, OpenSegment, PutChunk, PutHolder
+from meshfusion.dpu.index_files import create_index, open_index
+from meshfusion.dpu.index_scan import scan_in_child
+from meshfusion.dpu.store.effects import DeleteChunk, DeleteHolder, Effect, OpenSegment, PutChunk, PutHolder
 from meshfusion.jbof.errors import FormatError, MediaError, ServiceUnavailableError
 from meshfusion.jbof.segments import SegmentRecord
 from tests.dpu.index_cases import CAPACITY_BYTES, CHUNK_COUNT, POOL, all_chunks, chunk, holder, make_index
@@ -63,14 +64,53 @@ def test_pages_of_chunks(path: Path) -> None:
 
 
 def test_payload_bytes_follow_every_change(path: Path) -> None:
+    changes: list[tuple[list[Effect], int]] = [  # and how many chunks there are then
+        ([], CHUNK_COUNT),
+        ([PutChunk(chunk(200)), PutChunk(chunk(0))], CHUNK_COUNT + 1),  # the other was there
+        ([DeleteChunk(chunk(1).key, chunk(1).shards[0].extent)], CHUNK_COUNT),
+        ([OpenSegment(SegmentRecord(0, 2, 7))], CHUNK_COUNT - 24),
+    ]
+    for effects, count in changes:
+        with reopen(path) as index:
+            index.apply(effects)
+            assert index.payload_bytes == count * 4 * 4096
+            assert index.chunk_count() == count
+        with reopen(path) as index:
+            assert index.payload_bytes == count * 4 * 4096, "known without adding it up"
+    assert scan(path) == IndexTotals(CHUNK_COUNT - 24, (CHUNK_COUNT - 24) * 4 * 4096, 0)
+
+
+def test_payload_bytes_follow_what_is_forgotten(path: Path) -> None:
     with reopen(path) as index:
-        index.apply([PutChunk(chunk(200)), PutChunk(chunk(0))])
-        assert index.payload_bytes == 4 * 4096, "one more; the other was there"
-        index.apply([DeleteChunk(chunk(1).key, chunk(1).shards[0].extent)])
-        assert index.payload_bytes == 0
-        index.apply([OpenSegment(SegmentRecord(0, 2, 7))])
-        assert index.payload_bytes == -24 * 4 * 4096
-        assert index.chunk_count() == CHUNK_COUNT + 1 - 25
+        assert index.forget_drive(range(4, 1 << 24)) == 50
+    with reopen(path) as index:
+        assert index.payload_bytes == (CHUNK_COUNT - 50) * 4 * 4096
+        damage_value(index, chunk(7).key)
+    totals = scan(path)
+    assert totals == IndexTotals(CHUNK_COUNT - 51, (CHUNK_COUNT - 51) * 4 * 4096, 1)
+    with open_index(path, POOL, CAPACITY_BYTES, payload_bytes=totals.payload_bytes) as index:
+        assert index.drop_damaged() == 1
+    with reopen(path) as index:
+        assert index.payload_bytes == totals.payload_bytes
+
+
+def test_an_index_without_totals_says_so(path: Path) -> None:
+    """Of a service that did not note them."""
+    with reopen(path) as index, index._env.begin(write=True) as txn:
+        txn.delete(b"payload_bytes", db=index.meta)
+    with reopen(path) as index:
+        assert not index.has_totals
+    with open_index(path, POOL, CAPACITY_BYTES, payload_bytes=7) as index:
+        assert index.has_totals
+        index.apply([])
+    with reopen(path) as index:
+        assert (index.has_totals, index.payload_bytes) == (True, 7)
+
+
+def damage_value(index: Index, key: bytes) -> None:
+    with index._env.begin(write=True) as txn:
+        value = bytes(txn.get(key, b"", db=index._chunks))
+        txn.put(key, value[:-1] + bytes([value[-1] ^ 1]), db=index._chunks)
 
 
 def test_delete_means_one_extent_of_one_generation(path: Path) -> None:
@@ -98,7 +138,7 @@ def test_a_transaction_is_all_or_nothing(path: Path) -> None:
     with reopen(path) as index:
         with pytest.raises((FormatError, MediaError)):
             index.apply([PutChunk(chunk(200)), PutHolder(impossible)])
-        assert (index.chunk_count(), index.payload_bytes) == (CHUNK_COUNT, 0)
+        assert (index.chunk_count(), index.payload_bytes) == (CHUNK_COUNT, CHUNK_COUNT * 4 * 4096)
 
 
 def test_fenced_holders_are_kept_but_not_for_ever(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

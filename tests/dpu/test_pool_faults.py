@@ -84,7 +84,7 @@ def test_a_pool_on_a_disk_that_fills_up_keeps_answering(small_disk: Callable[[in
         assert len(holder.match(0).chunks) == 1
         (disk / "filler").unlink()
         with pool._mutex:
-            pool._store._stopped_until_s = 0.0
+            pool._store.saves._refused_until_s = 0.0
         assert holder.put(100, 1)
     with Pool.open(disk / "pool") as pool:
         assert pool.status(deadline_s=1).committed_chunk_count > 0

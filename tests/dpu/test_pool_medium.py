@@ -154,7 +154,7 @@ def test_a_failing_opening_costs_one_segment_at_most(
             patch.setattr(pool._drives.drives[0].file._data, operation, broken)
             for i in range(3):
                 with pool._mutex:
-                    pool._store._stopped_until_s = 0.0  # as if its time were over
+                    pool._store.saves._refused_until_s = 0.0  # as if its time were over
                 with pytest.raises(MediaError, match="EIO"):
                     holder.reserve(10 + i)
         assert "EIO" in pool.status(deadline_s=1).saves_stopped_reason
@@ -165,7 +165,7 @@ def test_a_failing_opening_costs_one_segment_at_most(
         assert pool._store.is_readable(record)
         assert pool.status(deadline_s=1).grant_count == 0
         with pool._mutex:
-            pool._store._stopped_until_s = 0.0
+            pool._store.saves._refused_until_s = 0.0
         result = holder.reserve(20)
         assert result.outcome is ReserveOutcome.GRANTED
         assert (result.extents[0].segment, result.extents[0].generation) == (0, 5)

@@ -51,6 +51,23 @@ def test_nothing_to_allocate_before_the_first_opening() -> None:
     assert table.counts() == SegmentCounts(free=4, open=0, sealed=0, opening=0)
 
 
+def test_room_is_found_without_a_look_at_every_segment() -> None:
+    """It is asked for every chunk, and a drive may have very many segments."""
+    count = 1000
+    geometry = SegmentGeometry(lba_bytes=4096, data_start_lba=256, segment_lba_count=12, segment_count=count)
+    table = SegmentTable(geometry, (SegmentRecord(i, 1, i + 1) for i in range(count)))
+    asked: list[int] = []
+
+    def counted(segment: int) -> bool:
+        asked.append(segment)
+        return True
+
+    assert table.can_place(0.0, [10, 10], counted)
+    assert table.openable_count(counted, 3) == 3
+    assert len(asked) == 2 + 3
+    assert table.openable_count(counted, 2 * count) == count
+
+
 def test_allocation_appends_and_ends_with_the_segment() -> None:
     table = SegmentTable(GEOMETRY)
     assert opened(table) == SegmentRecord(segment=0, generation=1, opened_seq=1)

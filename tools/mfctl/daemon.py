@@ -9,12 +9,14 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from meshfusion.dpu.config import LogConfig, ServiceConfig, notes_on_pool
 from meshfusion.dpu.config_pool import pool_is_absent
+from meshfusion.jbof.errors import FormatError
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -29,11 +31,12 @@ STOP_GRACE_S = 5.0
 def run_service(config: ServiceConfig, *, ready_as_json: bool) -> None:
     """Serve until SIGTERM or SIGINT, then let running calls finish for ``STOP_GRACE_S`` seconds.
 
-    Raises the typed errors of opening the pool and of listening. Must run in the main thread.
+    Raises the typed errors of opening the pool and of listening, and FormatError when its index is found to be damaged
+    while it is served. Must run in the main thread.
     """
     configure_logging(config.log)
     stop = _StopSignal()
-    pool = _open_pool(config)
+    pool = _open_pool(config, stop.damaged)
     try:
         stop.defer()
         # After the pool: its checks may start child processes, which gRPC's threads do not like.
@@ -52,7 +55,7 @@ def run_service(config: ServiceConfig, *, ready_as_json: bool) -> None:
     log.info("stopped")
 
 
-def _open_pool(config: ServiceConfig) -> Pool:
+def _open_pool(config: ServiceConfig, damaged: Callable[[FormatError], None]) -> Pool:
     from meshfusion.dpu.api.address import parse_address
     from meshfusion.dpu.api.listen import check_free
     from meshfusion.dpu.pool import Pool, PoolOptions, create_pool
@@ -79,7 +82,7 @@ def _open_pool(config: ServiceConfig) -> Pool:
         policy=Policy(config.medium.policy),
         drive_writes_per_day=config.medium.drive_writes_per_day,
     )
-    pool = Pool.open(config.pool.path, options, exports=_exports(config))
+    pool = Pool.open(config.pool.path, options, exports=_exports(config), damaged=damaged)
     log.info("opened pool %s (%s)", config.pool.path, pool.pool_uuid)
     return pool
 
@@ -100,12 +103,14 @@ def _ready_line(address: str, path: Path, pool_uuid: str, as_json: bool) -> str:
 
 
 class _StopSignal:
-    """Turns SIGTERM and SIGINT into a return from :meth:`wait`; before :meth:`defer`, into the end of the process."""
+    """Turns SIGTERM and SIGINT into a return from :meth:`wait`; before :meth:`defer`, into the end of the process. An
+    index that is damaged becomes an error of :meth:`wait`."""
 
     def __init__(self) -> None:
         self._event = threading.Event()
         self._deferred = False
         self._name = ""
+        self._damage: FormatError | None = None
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._handle)
 
@@ -120,9 +125,17 @@ class _StopSignal:
         """From now on a signal waits for :meth:`wait`."""
         self._deferred = True
 
+    def damaged(self, error: FormatError) -> None:
+        """From any thread: whoever reads on may crash."""
+        log.critical("%s: stopping", error.message)
+        self._damage = error
+        self._event.set()
+
     def wait(self) -> str:
-        """Block until a signal has come; returns its name."""
+        """Block until a signal has come; returns its name. Raises what :meth:`damaged` was told."""
         self._event.wait()
+        if self._damage is not None:
+            raise self._damage
         return self._name
 
 

@@ -22,7 +22,7 @@ from meshfusion.dpu.api import types as t
 from meshfusion.dpu.api.client import GrpcChunkService
 from meshfusion.dpu.api.liveness import hold_liveness
 from meshfusion.jbof.digest import load_kernels
-from meshfusion.jbof.errors import StaleHolderError, UnsupportedError
+from meshfusion.jbof.errors import FormatError, StaleHolderError, UnsupportedError
 from meshfusion.jbof.format import ChunkHeader, encode_chunk_header, header_lba_count, unit_lba_count
 from meshfusion.tools.mfctl.daemon import _StopSignal
 from meshfusion.tools.mfctl.main import mfctl
@@ -262,6 +262,11 @@ def test_a_signal_while_opening_ends_the_process_and_later_ones_are_kept() -> No
         stop.defer()
         signal.raise_signal(signal.SIGTERM)
         assert stop.wait() == "SIGTERM"
+        damage = FormatError("the index is damaged", next_step="mfctl pool rebuild-index")
+        stop.damaged(damage)
+        with pytest.raises(FormatError) as raised:
+            stop.wait()
+        assert raised.value is damage
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
