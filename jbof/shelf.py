@@ -186,7 +186,19 @@ class Shelf:
     def open_next(self, now_s: float, may_reclaim: Callable[[int], bool]) -> SegmentRecord | None:
         """Open a segment for the place in the stripe whose turn it is: see
         :meth:`~meshfusion.jbof.segments.SegmentTable.open_next`. What was open there is sealed, on whatever drive."""
-        before = self._drive_in_turn()
+        return self._open_at(self._place, now_s, may_reclaim)
+
+    def open_elsewhere(self, now_s: float, may_reclaim: Callable[[int], bool]) -> SegmentRecord | None:
+        """The same for any other place, whose turn it then is: for when nothing has room. What could be opened may lie
+        on the drive of another place alone."""
+        for place in range(len(self._stripe)):
+            record = self._open_at(place, now_s, may_reclaim)
+            if record is not None:
+                return record
+        return None
+
+    def _open_at(self, place: int, now_s: float, may_reclaim: Callable[[int], bool]) -> SegmentRecord | None:
+        before = self._stripe[place] if place < len(self._stripe) else None
         choice = self._choose(before, may_reclaim)
         if choice is None:
             return None
@@ -201,7 +213,8 @@ class Shelf:
         else:
             if before != number:
                 self._drives[before].segments.close_current()
-            self._stripe[self._place] = number
+            self._place = place
+            self._stripe[place] = number
         self._credits = choice.credits
         self._last_seq = record.opened_seq
         self._openings += 1

@@ -76,6 +76,25 @@ def test_neighbours_go_to_different_drives() -> None:
     assert all(one != next_one for one, next_one in pairwise(segments))
 
 
+def test_what_only_the_drive_of_another_place_can_open() -> None:
+    shelf = Shelf(drive(number, segments=2) for number in range(2))
+    segments = [segment for _ in range(4) if (segment := put(shelf)) is not None]
+    assert drives_of(segments[::2]) == {drive_of_segment(segments[0]): 2}, "places take turns"
+    for segment in (segments[0], segments[2], segments[3]):
+        shelf.pin_write(segment)
+    assert shelf.can_place([FULL], anything)
+    assert put(shelf) is None
+    record = shelf.open_elsewhere(0.0, anything)
+    assert record is not None
+    assert record.segment == segments[1]
+    shelf.opened(record)
+    allocation = shelf.allocate(FULL)
+    assert allocation is not None
+    assert allocation.segment == segments[1]
+    shelf.pin_write(segments[1])
+    assert shelf.open_elsewhere(0.0, anything) is None
+
+
 def test_the_stripe_leaves_drives_to_choose_from() -> None:
     assert [stripe_width(count) for count in (0, 1, 2, 3, 4, 6, 12, 24)] == [0, 1, 2, 2, 3, 4, 8, 16]
     shelf = shelf_of(6)
