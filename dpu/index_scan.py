@@ -12,6 +12,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 from meshfusion.dpu.index import IndexTotals
@@ -20,6 +21,7 @@ from meshfusion.dpu.index_files import open_index
 from meshfusion.jbof.errors import FormatError, MeshFusionError
 
 _EXIT_REPORTED = 3
+_EXIT_ORPHANED = 4
 _LOWEST, _YIELDING = 19, 10  # by how much nicer than its maker a scan is that nobody waits for
 
 
@@ -29,7 +31,16 @@ class IndexScan:
     def __init__(self, path: Path, pool_uuid: str, capacity_bytes: int) -> None:
         self._path = path
         command = [sys.executable, "-m", "meshfusion.dpu.index_scan", str(path), pool_uuid, str(capacity_bytes)]
-        self._child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        childs_end, self._our_end = os.pipe()  # it closes when this process ends, however that comes about
+        try:
+            self._child = subprocess.Popen(
+                command, stdin=childs_end, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            )
+        except BaseException:
+            self._hang_up()
+            raise
+        finally:
+            os.close(childs_end)
 
     def wait(self, timeout_s: float | None) -> IndexTotals | None:
         """What it found; None when it goes on.
@@ -40,6 +51,7 @@ class IndexScan:
             out, err = self._child.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
             return None
+        self._hang_up()
         if self._child.returncode != 0:
             raise _child_error(self._path, self._child.returncode, err)
         return IndexTotals(**json.loads(out))
@@ -53,6 +65,11 @@ class IndexScan:
     def stop(self) -> None:
         """Whoever waits is told that it died. What it was at, it changes nothing."""
         self._child.kill()
+
+    def _hang_up(self) -> None:
+        descriptor, self._our_end = self._our_end, -1
+        if descriptor >= 0:
+            os.close(descriptor)
 
 
 def scan_in_child(path: Path, pool_uuid: str, capacity_bytes: int, *, deadline_s: float) -> IndexTotals:
@@ -77,7 +94,14 @@ def _child_error(path: Path, returncode: int, stderr: str) -> FormatError:
     return FormatError(f"the index {path} {what}", next_step=REBUILD)
 
 
+def _end_with_parent() -> None:
+    """A scan that nobody waits for any more would keep LMDB from using again what is freed meanwhile."""
+    os.read(sys.stdin.fileno(), 1)
+    os._exit(_EXIT_ORPHANED)
+
+
 def _scan_main(path: str, pool_uuid: str, capacity_bytes: str) -> None:
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     with open_index(Path(path), pool_uuid, int(capacity_bytes), readonly=True) as index:
         index.check_structure()
         print(json.dumps(dataclasses.asdict(index.scan())))

@@ -212,23 +212,24 @@ class Shelf:
         return not left
 
     def open_next(self, now_s: float, may_reclaim: Callable[[int], bool]) -> SegmentRecord | None:
-        """Open a segment for the place in the stripe whose turn it is, or for another one if nothing can be opened
-        there: see :meth:`~meshfusion.jbof.segments.SegmentTable.open_next`. What was open there is sealed, on whatever
-        drive."""
-        turn = self._place
-        for place in self._places_from_turn():
-            self._place = place
-            before = self._drive_in_turn()
-            choice = self._choose(now_s, before, may_reclaim)
-            if choice is not None:
-                return self._open_on(choice, before, now_s, may_reclaim)
-        self._place = turn
+        """Open a segment for the place in the stripe whose turn it is: see
+        :meth:`~meshfusion.jbof.segments.SegmentTable.open_next`. What was open there is sealed, on whatever drive."""
+        return self._open_at(self._place, now_s, may_reclaim)
+
+    def open_elsewhere(self, now_s: float, may_reclaim: Callable[[int], bool]) -> SegmentRecord | None:
+        """The same for any other place, whose turn it then is: for when nothing has room. What could be opened may lie
+        on the drive of another place alone."""
+        for place in range(len(self._stripe)):
+            record = self._open_at(place, now_s, may_reclaim)
+            if record is not None:
+                return record
         return None
 
-    def _open_on(
-        self, choice: Choice, before: int | None, now_s: float, may_reclaim: Callable[[int], bool]
-    ) -> SegmentRecord:
-        """In place of ``before``, the drive in turn, or in a place that is not taken yet."""
+    def _open_at(self, place: int, now_s: float, may_reclaim: Callable[[int], bool]) -> SegmentRecord | None:
+        before = self._stripe[place] if place < len(self._stripe) else None
+        choice = self._choose(now_s, before, may_reclaim)
+        if choice is None:
+            return None
         number = int(choice.drive_id)
         segments = self._drives[number].segments
         segments.number_openings_after(self._last_seq)
@@ -244,7 +245,8 @@ class Shelf:
         else:
             if before != number:
                 self._drives[before].segments.close_current()
-            self._stripe[self._place] = number
+            self._place = place
+            self._stripe[place] = number
         self._credits = choice.credits
         self._last_seq = record.opened_seq
         self._openings += 1
@@ -277,11 +279,6 @@ class Shelf:
     def _next_turn(self) -> None:
         """Only now may the stripe have become wider: what was just opened takes the shard it was opened for."""
         self._place = (self._place + 1) % max(1, self._width())
-
-    def _places_from_turn(self) -> list[int]:
-        """All that are taken, and the one whose turn it is, that one first."""
-        others = [place for place in range(len(self._stripe)) if place != self._place]
-        return [self._place, *others]
 
     def _drive_in_turn(self) -> int | None:
         """None: its place is not taken yet."""

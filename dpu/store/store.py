@@ -527,13 +527,15 @@ class Store:
         allocation = self.segments.allocate(lba_count)
         if allocation is None:
             record = self.segments.open_next(now_s, self._may_reclaim)
+            if record is None:
+                allocation = self.segments.allocate_elsewhere(lba_count)
+            if record is None and allocation is None:
+                record = self.segments.open_elsewhere(now_s, self._may_reclaim)
             if record is not None:
                 pending.opened.append(record)
                 self.counters["segments_opened"] += 1
                 allocation = self.segments.allocate(lba_count)
                 assert allocation is not None
-            else:
-                allocation = self.segments.allocate_elsewhere(lba_count)
         if allocation is None:
             return None
         namespace = namespace_of(drive_of_segment(allocation.segment))

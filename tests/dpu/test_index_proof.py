@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import queue
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -164,3 +166,28 @@ def test_status_of_a_large_pool_does_not_wait(tmp_path: Path, monkeypatch: pytes
     status = inspect_pool(tmp_path / "p")
     assert (status.committed_chunk_count, status.committed_payload_bytes) == (1, 3 * UNIT_BYTES)
     assert "index_entries_damaged" not in dict(status.counters)
+
+
+def test_a_scan_ends_with_whoever_began_it(tmp_path: Path) -> None:
+    """A reader that stays keeps LMDB from using again what is freed meanwhile."""
+    os.mkfifo(tmp_path / "data.mdb")  # opening it takes for ever
+    code = """
+import sys, pathlib
+from meshfusion.dpu.index_scan import IndexScan
+print(IndexScan(pathlib.Path(sys.argv[1]), "pool", 1 << 26)._child.pid, flush=True)
+sys.stdin.read()
+"""
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        scan = int(parent.stdout.readline())
+        assert lives(scan)
+        parent.kill()
+    until(lambda: not lives(scan), limit_s=DEADLINE_S)
+
+
+def lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

@@ -78,6 +78,25 @@ def test_neighbours_go_to_different_drives() -> None:
     assert all(one != next_one for one, next_one in pairwise(segments))
 
 
+def test_what_only_the_drive_of_another_place_can_open() -> None:
+    shelf = Shelf(drive(number, segments=2) for number in range(2))
+    segments = [segment for _ in range(4) if (segment := put(shelf)) is not None]
+    assert drives_of(segments[::2]) == {drive_of_segment(segments[0]): 2}, "places take turns"
+    for segment in (segments[0], segments[2], segments[3]):
+        shelf.pin_write(segment)
+    assert shelf.can_place(0.0, [FULL], anything)
+    assert put(shelf) is None
+    record = shelf.open_elsewhere(0.0, anything)
+    assert record is not None
+    assert record.segment == segments[1]
+    shelf.opened(record)
+    allocation = shelf.allocate(FULL)
+    assert allocation is not None
+    assert allocation.segment == segments[1]
+    shelf.pin_write(segments[1])
+    assert shelf.open_elsewhere(0.0, anything) is None
+
+
 def test_the_stripe_leaves_drives_to_choose_from() -> None:
     assert [stripe_width(count) for count in (0, 1, 2, 3, 4, 6, 12, 24)] == [0, 1, 2, 2, 3, 4, 8, 16]
     shelf = shelf_of(6)
@@ -117,19 +136,6 @@ def test_all_of_a_segment_is_counted_when_it_is_opened() -> None:
     assert put(shelf, FULL, 7199.0) is None
     assert shelf.can_place(7201.0, [1], anything)
     assert put(shelf, FULL, 7201.0) is not None
-
-
-@pytest.mark.parametrize("number", [0, 1])
-def test_a_segment_is_opened_wherever_one_can_be(number: int) -> None:
-    """Whichever drive's turn it is, and has nothing to reclaim: the other one has."""
-    shelf = Shelf([drive(0, segments=2), drive(1, segments=2)])
-    filled = [put(shelf, FULL, float(i)) for i in range(4)]
-    first = {drive_of_segment(segment): segment for segment in filled[:2] if segment is not None}
-    for segment in filled:
-        if segment is not None and segment != first[number]:
-            shelf.pin_read(segment)
-    assert put(shelf, 1, 9.0) == first[number]
-    assert put(shelf, 1, 9.0) == first[number], "and it is used up"
 
 
 def test_what_takes_no_segments_is_still_read() -> None:
