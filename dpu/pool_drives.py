@@ -14,7 +14,7 @@ from pathlib import Path
 
 from meshfusion.dpu.drive_list import DriveList, ListedDrive, read_drive_list
 from meshfusion.dpu.pool_dir import PoolLayout, check_is_pool, geometry_of, read_data_label, read_label_at
-from meshfusion.jbof.errors import FormatError, MeshFusionError, UnsupportedError
+from meshfusion.jbof.errors import FormatError, MeshFusionError
 from meshfusion.jbof.label import Label
 from meshfusion.jbof.segments import SegmentGeometry
 
@@ -100,15 +100,6 @@ def list_of_one(drives: PoolDrives) -> DriveList:
     label = drive.label
     listed = ListedDrive(drive.number, drive.path.absolute(), label.drive_uuid.hex(), label.segment_count)
     return DriveList(drives.pool_uuid, drive.geometry.segment_bytes, drive.number + 1, (listed,))
-
-
-def only_drive(layout: PoolLayout, what: str) -> None:
-    """Raises UnsupportedError for a pool of several drives, with which ``what`` cannot be done yet."""
-    if read_drive_list(layout.directory) is not None:
-        raise UnsupportedError(
-            f"{layout.directory} has several drives, and {what} knows pools of one drive only",
-            next_step="use a pool of one drive for this",
-        )
 
 
 def _only_drive(layout: PoolLayout) -> PoolDrives:

@@ -18,7 +18,7 @@ from meshfusion.dpu.pool_dir import PoolLayout
 from meshfusion.dpu.pool_drives import find_drives
 from meshfusion.dpu.pool_remove import remove_drive, set_draining
 from meshfusion.dpu.pool_repair import repair_pool
-from meshfusion.jbof.errors import ConfigError, FormatError, PoolBusyError, UnsupportedError
+from meshfusion.jbof.errors import ConfigError, FormatError, PoolBusyError
 from meshfusion.jbof.pool_addresses import drive_of_segment
 from meshfusion.jbof.segment_format import decode_segment_header
 from tests.dpu.pool_cases import (
@@ -238,9 +238,6 @@ def test_what_cannot_be_added(path: Path, tmp_path: Path) -> None:
     make_pool(tmp_path / "served", other)
     with Pool.open(tmp_path / "served"), pytest.raises(PoolBusyError):
         add_drive(path, size_bytes=SIZE_BYTES, data_path=other, overwrite_serial="other")
-    PoolLayout(path).exported.write_text("nvmet")
-    with pytest.raises(UnsupportedError, match="exported"):
-        add_drive(path, size_bytes=SIZE_BYTES)
     assert len(find_drives(PoolLayout(path)).here) == DRIVES
 
 

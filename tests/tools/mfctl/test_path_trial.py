@@ -57,7 +57,9 @@ class Target:
 
     def _keeper(self, holders: Holders, pool_uuid: uuid.UUID, layout: PoolLayout) -> ExportKeeper:
         listeners = frozenset(Listener(Address("rdma", portal)) for portal in PORTALS)
-        plan = ExportPlan(TargetKind.NVMET, nqn_prefix_of(pool_uuid), pool_uuid, str(layout.data.resolve()), listeners)
+        plan = ExportPlan(
+            TargetKind.NVMET, nqn_prefix_of(pool_uuid), pool_uuid, {0: str(layout.data.resolve())}, listeners
+        )
         return ExportKeeper(NvmetTarget(self.kernel, plan.export(()), patience_s=0.1), plan, holders, period_s=0.05)
 
     def ways_to(self, attachment: Attachment) -> list[Way]:
@@ -229,7 +231,7 @@ def test_sizes_that_cannot_be_read_are_refused(target: Target) -> None:
     result = target.test("--size", "1000")
     assert result.exit_code == 1
     assert "multiple of 4096" in result.stderr
-    assert "at most the pool's size" in target.test("--size", "1GiB", "--depth", "1").stderr
+    assert "at most a drive's size" in target.test("--size", "1GiB", "--depth", "1").stderr
     assert target.test("--size", "1GiB", "--depth", "2").exit_code == 2
     assert target.test("--size", "much").exit_code == 2
     target.check_left()
