@@ -1,24 +1,29 @@
-"""Runs in the guest: a pool of two drives, exported by its service at the kernel's target, and the path to both.
+"""Runs in the guest, as ``python guest_pool_drives.py TARGET``: a pool of two drives, exported by its service, and the
+path to both. ``TARGET``: the kernel's (``nvmet``), or the SPDK that ``MESHFUSION_TEST_NVMF_TGT`` names (``spdk``).
 
 Prints what it saw as one JSON object.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import operator
 import os
+import subprocess
 import sys
 import tempfile
+import time
 import uuid
 from collections import Counter
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from meshfusion.dpu.api import types as api
-from meshfusion.dpu.config_exports import ExportsConfig
+from meshfusion.dpu.config_exports import ExportsConfig, SpdkConfig
 from meshfusion.dpu.export.opening import keeper_of
 from meshfusion.dpu.pool import Pool
 from meshfusion.dpu.pool_create import create_pool_of_drives
@@ -29,6 +34,7 @@ from meshfusion.host.path.load_job import UnitRead
 from meshfusion.host.path.opening import PathOpener
 from meshfusion.host.path.path_kind import PathKind
 from meshfusion.host.path.shards import ShardWrite
+from meshfusion.jbof.errors import ServiceUnavailableError
 from meshfusion.jbof.format import LBA_BYTES, ChunkHeader
 from meshfusion.jbof.pool_addresses import pool_lba
 from meshfusion.tools.lab.guest_setup.block import MemoryDevice, make_memory_device
@@ -40,8 +46,48 @@ from tests.lab.guest_path import KERNELS, memory, save, wait
 
 SIZE_MIB, SEGMENT_BYTES = 24, 2 << 20
 CHUNKS, UNITS = 6, 2
-DEADLINE_S = 20.0
+DEADLINE_S, START_S = 20.0, 60.0
 IDENTITY = b"I" * 32
+
+
+@contextlib.contextmanager
+def exports(target: str, address: str) -> Iterator[ExportsConfig]:
+    """What the service is configured with, and the target for it."""
+    portals = [f"rdma://{address}:4420"]
+    if target == "nvmet":
+        load_modules("nvmet", "nvmet-rdma")
+        yield ExportsConfig(target="nvmet", portals=portals, authenticate=False)
+        return
+    socket, log = Path("/tmp/spdk.sock"), Path("/tmp/nvmf.log")
+    options = ["--no-huge", "-s", "512", "-m", "0x1", "--no-pci", "--wait-for-rpc", "--iova-mode=va", "-r", str(socket)]
+    with log.open("wb") as output:
+        process = subprocess.Popen([os.environ["MESHFUSION_TEST_NVMF_TGT"], *options], stdout=output, stderr=output)
+    try:
+        yield ExportsConfig(
+            target="spdk",
+            portals=portals,
+            authenticate=False,
+            spdk=SpdkConfig(socket=socket, memory=512 << 20, connections=8),
+        )
+    except BaseException:
+        print(log.read_text(), file=sys.stderr)
+        raise
+    finally:
+        process.kill()
+        process.wait()
+
+
+def attached(pool: Pool) -> api.Attachment:
+    """The target may be starting."""
+    request = api.AttachRequest("one", "vllm", "1", "h", os.getpid(), IDENTITY, 1, access=api.Access.NVMEOF)
+    end_s = time.monotonic() + START_S
+    while True:
+        try:
+            return pool.attach(request, deadline_s=DEADLINE_S)
+        except ServiceUnavailableError:
+            if time.monotonic() > end_s:
+                raise
+            time.sleep(0.5)
 
 
 def opened(kv: KvMemory, attachment: api.Attachment) -> DataPath:
@@ -103,18 +149,18 @@ def reads(found: api.MatchReply) -> list[UnitRead]:
     return wanted
 
 
-def main() -> dict[str, object]:
+def main(target: str) -> dict[str, object]:
     link = soft_roce_on_dummy()
-    load_modules("nvmet", "nvmet-rdma")
     devices = [make_memory_device(MemoryDevice(f"mf{number}", SIZE_MIB)) for number in range(2)]
     folder = Path(tempfile.mkdtemp()) / "pool"
     create_pool_of_drives(folder, size_bytes=SIZE_MIB << 20, segment_bytes=SEGMENT_BYTES, data_paths=devices)
-    config = ExportsConfig(target="nvmet", portals=[f"rdma://{link.address}:4420"], authenticate=False)
     kv = memory()
     kv.fill(5)
-    with Pool.open(folder, exports=partial(keeper_of, config)) as pool:
-        request = api.AttachRequest("one", "vllm", "1", "h", os.getpid(), IDENTITY, 1, access=api.Access.NVMEOF)
-        attachment = pool.attach(request, deadline_s=DEADLINE_S)
+    with (
+        exports(target, link.address) as config,
+        Pool.open(folder, exports=partial(keeper_of, config)) as pool,
+    ):
+        attachment = attached(pool)
         path = opened(kv, attachment)
         expected = [kv.unit(block) for block in range(CHUNKS * UNITS)]
         for chunk in range(CHUNKS):
@@ -155,4 +201,4 @@ def unit_on_medium(devices: list[Path], chunk: api.ChunkRecord) -> bytes:
 
 
 if __name__ == "__main__":
-    print(json.dumps(main()))
+    print(json.dumps(main(sys.argv[1])))

@@ -1,4 +1,7 @@
-"""A pool of two drives over the kernel's target and soft-RoCE: both are exported, proven, written and read."""
+"""A pool of two drives over the kernel's target and soft-RoCE: both are exported, proven, written and read.
+
+With SPDK's target in its place: ``test_pool_drives_spdk.py``.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,10 @@ RunScript = Callable[[str, str], dict[str, Any]]
 
 
 def test_a_pool_of_two_drives_is_reached_over_the_fabric(run_script: RunScript) -> None:
-    report = run_script("guest_pool_drives.py", "all")
+    check(run_script("guest_pool_drives.py", "nvmet"))
+
+
+def check(report: dict[str, Any]) -> None:
     assert report["namespaces"] == [1, 2]
     (first, second) = report["drives"]
     assert (first[0], second[0], first[1] + second[1]) == (1, 2, 6)
