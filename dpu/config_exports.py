@@ -14,6 +14,7 @@ from meshfusion.dpu.export.spdk.sizing import Machine, size
 from meshfusion.jbof.config_problems import as_fix
 from meshfusion.jbof.errors import ConfigError, FieldValueError, MeshFusionError
 from meshfusion.jbof.nvme.fabrics import check_nqn
+from meshfusion.jbof.pool_addresses import MAX_DRIVE_NUMBER
 
 SERVICE = 4420  # IANA's port of NVMe over Fabrics
 MAX_PREFIX_CHARS = 100  # of an NQN's 223: what is behind it has its own length
@@ -60,9 +61,29 @@ class SpdkConfig(ConfigModel):
     connections: int = Field(default=64, ge=1, le=65_535, description="Queues of all hosts together.")
     bdev: str | None = Field(
         default=None,
-        description="The bdev that holds the pool's data; without it an aio bdev is made of the pool's data file.",
+        description="The bdev that holds the pool's data, or of several drives that of drive 0; where no bdev is "
+        "named, an aio bdev is made of each drive's file or device.",
         examples=["nvme0n1"],
     )
+    bdevs: dict[Annotated[int, Field(ge=0, le=MAX_DRIVE_NUMBER)], str] = Field(
+        default_factory=dict,
+        description="Those of the pool's other drives, by their numbers.",
+        examples=["{1: nvme1n1, 2: nvme2n1}"],
+    )
+
+    @model_validator(mode="after")
+    def _names_bdevs_once(self) -> SpdkConfig:
+        if self.bdev is not None and 0 in self.bdevs:
+            raise FieldValueError("names that of drive 0 beside bdev", "name it once", field="bdevs")
+        names = list(self.named_bdevs.values())
+        if len(set(names)) < len(names):
+            raise FieldValueError("names a bdev twice", "name one for each drive", field="bdevs")
+        return self
+
+    @property
+    def named_bdevs(self) -> dict[int, str]:
+        """By the drives' numbers; empty: bdevs are made of their files or devices."""
+        return self.bdevs if self.bdev is None else {0: self.bdev, **self.bdevs}
 
     @model_validator(mode="after")
     def _memory_will_do(self) -> SpdkConfig:

@@ -23,13 +23,16 @@ _MAX_BYTES: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class ListedDrive:
-    """``uuid``: the drive's, in hexadecimal. ``is_draining``: nothing new is written to it."""
+    """``uuid``: the drive's, in hexadecimal. ``is_draining``: nothing new is written to it. ``is_unindexed``: the index
+    was made anew while it was away. Until that is done again with it, it is not used: segments that the index does not
+    know would count as never used, and generations would come again."""
 
     number: int
     path: Path
     uuid: str
     segment_count: int
     is_draining: bool = False
+    is_unindexed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +96,7 @@ def write_drive_list(directory: Path, drives: DriveList) -> None:
                 "uuid": drive.uuid,
                 "segment_count": drive.segment_count,
                 "is_draining": drive.is_draining,
+                "is_unindexed": drive.is_unindexed,
             }
             for drive in drives.drives
         ],
@@ -118,6 +122,7 @@ def _decoded(content: Any) -> DriveList:
             bytes.fromhex(drive["uuid"]).hex(),
             int(drive["segment_count"]),
             bool(drive["is_draining"]),
+            bool(drive.get("is_unindexed", False)),  # lists of before do not have it
         )
         for drive in content["drives"]
     )

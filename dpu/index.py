@@ -112,7 +112,9 @@ class Index:
         with self._reading(self._chunks) as txn:
             if self._generation_of(txn, record.segment) != record.generation:
                 return None
-            values = [txn.get(key) for _, key in self._positions_in(txn, record.segment)]
+            # A chunk may have several shards here.
+            keys = dict.fromkeys(key for _, key in self._positions_in(txn, record.segment))
+            values = [txn.get(key) for key in keys]
         found = []
         for value in values:
             with contextlib.suppress(FormatError):

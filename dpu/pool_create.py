@@ -99,17 +99,12 @@ def add_drive(
     """Give the pool at ``path``, which nobody serves, another drive: the empty ``data_path`` or a file in ``path``.
 
     Raises what :func:`create_pool` raises, PoolBusyError while somebody has the pool or the drive, and UnsupportedError
-    for a pool that is exported or has had all the drives it can have.
+    for a pool that has had all the drives it can have.
     """
     layout = PoolLayout(path.absolute())
     drives = find_drives(layout)
     owner = OwnerLock.take(layout, drives.paths)
     try:
-        if layout.exported.exists():
-            raise UnsupportedError(
-                f"{path} was exported, and exports know pools of one drive only",
-                next_step="create another pool for the drive",
-            )
         return _add_drive(layout, drives, size_bytes, data_path, overwrite_serial)
     except OSError as error:
         raise MediaError(

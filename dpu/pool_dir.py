@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+from meshfusion.dpu.drive_list import DRIVE_LIST
 from meshfusion.dpu.pool_place import (
     DATA_POINTER,
     check_not_in_progress,
@@ -167,7 +168,8 @@ def check_is_pool(layout: PoolLayout) -> None:
             f"the pool {path} cannot be read: {error.strerror}",
             next_step="run as the user that owns the pool, or correct the path or its permissions",
         ) from error
-    if not free and layout.data.exists() and layout.holders.is_dir():
+    has_data = (path / DRIVE_LIST).exists() or layout.data.exists()
+    if not free and has_data and layout.holders.is_dir():
         raise FormatError(
             f"the index of the pool {path} is missing",
             next_step=f"make it anew from what is on the medium: mfctl pool rebuild-index {shlex.quote(str(path))}",

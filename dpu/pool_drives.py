@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import shlex
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from meshfusion.dpu.drive_list import DriveList, ListedDrive, read_drive_list
-from meshfusion.dpu.pool_dir import PoolLayout, check_is_pool, geometry_of, read_label_at, read_label_copies
-from meshfusion.jbof.errors import FormatError, MeshFusionError, UnsupportedError
+from meshfusion.dpu.pool_dir import PoolLayout, check_is_pool, geometry_of, read_data_label, read_label_at
+from meshfusion.jbof.errors import FormatError, MeshFusionError
 from meshfusion.jbof.label import Label
 from meshfusion.jbof.segments import SegmentGeometry
 
@@ -68,24 +69,29 @@ class PoolDrives:
         return tuple(problem for drive in self.here for problem in drive.label_problems)
 
 
+class WrongDriveError(FormatError):
+    """At a drive's path lies another one: another pool's, or another of this pool."""
+
+
 def find_drives(layout: PoolLayout) -> PoolDrives:
     """Raises what :func:`~meshfusion.dpu.pool_dir.read_label_copies` raises when this is no pool or no drive of it is
     here."""
+    check_is_pool(layout)
     listed = read_drive_list(layout.directory)
     if listed is None:
-        label, problems = read_label_copies(layout)
-        return PoolDrives((PoolDrive(layout.data, label, problems),), (), geometry_of(label).capacity_bytes)
-    check_is_pool(layout)
-    here: list[PoolDrive] = []
-    absent: list[AbsentDrive] = []
-    for drive in listed.drives:
-        try:
-            here.append(_found(layout, listed, drive))
-        except MeshFusionError as error:
-            absent.append(AbsentDrive(drive.number, error))
-    if not here:
-        raise absent[0].problem
-    return PoolDrives(tuple(here), tuple(absent), listed.capacity_bytes)
+        return _only_drive(layout)
+    return _look(listed, lambda drive: _usable(layout, listed, drive))
+
+
+def find_drives_to_index(layout: PoolLayout) -> PoolDrives:
+    """Of a pool whose index is to be made anew, and may be gone.
+
+    Raises as :func:`find_drives` does, and :class:`WrongDriveError`: where a drive is in another's place, the one that
+    belongs there is probably at hand, and must not be left out."""
+    listed = read_drive_list(layout.directory)
+    if listed is None:
+        return _only_drive(layout)
+    return _look(listed, lambda drive: _found(layout, listed, drive), fatal=WrongDriveError)
 
 
 def list_of_one(drives: PoolDrives) -> DriveList:
@@ -96,13 +102,39 @@ def list_of_one(drives: PoolDrives) -> DriveList:
     return DriveList(drives.pool_uuid, drive.geometry.segment_bytes, drive.number + 1, (listed,))
 
 
-def only_drive(layout: PoolLayout, what: str, next_step: str = "use a pool of one drive for this") -> None:
-    """Raises UnsupportedError for a pool of several drives, with which ``what`` cannot be done yet."""
-    if read_drive_list(layout.directory) is not None:
-        raise UnsupportedError(
-            f"{layout.directory} has several drives, and {what} knows pools of one drive only",
-            next_step=next_step,
+def _only_drive(layout: PoolLayout) -> PoolDrives:
+    label, problems, _ = read_data_label(layout)
+    return PoolDrives((PoolDrive(layout.data, label, problems),), (), geometry_of(label).capacity_bytes)
+
+
+def _look(
+    listed: DriveList, find: Callable[[ListedDrive], PoolDrive], *, fatal: type[MeshFusionError] | tuple[()] = ()
+) -> PoolDrives:
+    """``find`` raises what keeps a drive away, or what is ``fatal`` to all."""
+    here: list[PoolDrive] = []
+    absent: list[AbsentDrive] = []
+    for drive in listed.drives:
+        try:
+            here.append(find(drive))
+        except fatal:
+            raise
+        except MeshFusionError as error:
+            absent.append(AbsentDrive(drive.number, error))
+    if not here:
+        raise absent[0].problem
+    return PoolDrives(tuple(here), tuple(absent), listed.capacity_bytes)
+
+
+def _usable(layout: PoolLayout, listed: DriveList, drive: ListedDrive) -> PoolDrive:
+    found = _found(layout, listed, drive)
+    if drive.is_unindexed:
+        path = shlex.quote(str(layout.directory))
+        raise FormatError(
+            f"the index was made anew while {drive.path} was away, and knows nothing of what it holds",
+            next_step=f"make it anew with the drive: mfctl pool rebuild-index {path}; or give the drive up: "
+            f"mfctl jbof remove {path} {drive.number}, then mfctl jbof add",
         )
+    return found
 
 
 def _found(layout: PoolLayout, listed: DriveList, drive: ListedDrive) -> PoolDrive:
@@ -111,13 +143,13 @@ def _found(layout: PoolLayout, listed: DriveList, drive: ListedDrive) -> PoolDri
     label, problems = read_label_at(drive.path, step)
     expected = (uuid.UUID(listed.pool_uuid).bytes, bytes.fromhex(drive.uuid), drive.number)
     if label.pool_uuid != expected[0]:
-        raise FormatError(f"{drive.path} belongs to the pool {uuid.UUID(bytes=label.pool_uuid)}", next_step=step)
+        raise WrongDriveError(f"{drive.path} belongs to the pool {uuid.UUID(bytes=label.pool_uuid)}", next_step=step)
     if (label.pool_uuid, label.drive_uuid, label.drive_number) != expected:
-        raise FormatError(
+        raise WrongDriveError(
             f"{drive.path} is drive {label.drive_number} of this pool ({label.drive_uuid.hex()}), and drive "
             f"{drive.number} ({drive.uuid}) should be there",
             next_step=step,
         )
     if label.segment_lba_count * label.lba_bytes != listed.segment_bytes or label.segment_count != drive.segment_count:
-        raise FormatError(f"{drive.path} has other segments than it was listed with", next_step=step)
+        raise WrongDriveError(f"{drive.path} has other segments than it was listed with", next_step=step)
     return PoolDrive(drive.path, label, problems, drive.is_draining)

@@ -26,7 +26,7 @@ from meshfusion.jbof.format import FORMAT_VERSION, ChunkHeader, decode_chunk_hea
 from meshfusion.jbof.label import Label
 from meshfusion.jbof.media.buffer import AlignedBuffer
 from meshfusion.jbof.media.file import DataFile, DirectMode, open_data_file
-from meshfusion.jbof.pool_addresses import drive_of_segment, namespace_of
+from meshfusion.jbof.pool_addresses import drive_of_segment, namespace_of, pool_lba
 from meshfusion.jbof.segment_format import SEGMENT_HEADER_LBAS, decode_segment_header
 from meshfusion.jbof.segments import SegmentRecord
 from meshfusion.jbof.unit_digests import UnitDigests
@@ -42,7 +42,7 @@ class CheckReport:
     """What reading the whole pool found. ``damaged``: one line a chunk, its key first. ``index_damaged``: entries of
     the index itself that cannot be read. ``label_problems``: what is wrong with a copy of the label.
     ``segments_damaged``: one line a segment whose header is not what the index says, so that a rebuild would not find
-    the chunks in it."""
+    the chunks in it. ``chunks_away``: not checked, since a shard of each lies on a drive that is away."""
 
     chunks_checked: int
     bytes_checked: int
@@ -50,6 +50,7 @@ class CheckReport:
     index_damaged: int
     label_problems: tuple[str, ...] = ()
     segments_damaged: tuple[str, ...] = ()
+    chunks_away: int = 0
 
 
 class Pace:
@@ -137,18 +138,19 @@ def is_owned(layout: PoolLayout) -> bool:
 
 def check_pool(path: Path, progress: Callable[[int, int], None], *, rate_bytes_s: float | None = None) -> CheckReport:
     """Read every committed chunk on the drives that are here and compare header and digests. ``progress(checked,
-    total)`` counts chunks;
-    ``rate_bytes_s``: no more is read, so that whoever serves the pool keeps the drive; None: as fast as it goes."""
+    total)`` counts chunks; ``rate_bytes_s``: no more is read, so that whoever serves the pool keeps the drive; None: as
+    fast as it goes."""
     layout = PoolLayout(path.absolute())
     totals = _scan(layout)
-    checked = checked_bytes = 0
+    checked = checked_bytes = away = 0
     damaged: list[str] = []
     with open_for_reading(path) as (_, drives, index):
         checker, pace = ChunkChecker(drives.here[0].label), Pace(rate_bytes_s)
         with open_data(drives) as data:
             for record in all_chunks(index):
-                if any(shard.extent.namespace not in data for shard in record.shards):
-                    continue  # on a drive that is away: nobody is served it
+                if not is_here(record, data):
+                    away += 1  # nobody is served it
+                    continue
                 problem = checker.problem_of(record, data)
                 if problem and index.get_many((record.key,)).get(record.key) == record:
                     damaged.append(f"{record.key.hex()}: {problem}")
@@ -157,7 +159,9 @@ def check_pool(path: Path, progress: Callable[[int, int], None], *, rate_bytes_s
                 progress(checked, max(checked, totals.chunk_count))
                 pace.wait(checked_bytes)
             segments = tuple(problem for _, problem in segment_problems(index, drives, data))
-    return CheckReport(checked, checked_bytes, tuple(damaged), totals.damaged_count, drives.label_problems, segments)
+    return CheckReport(
+        checked, checked_bytes, tuple(damaged), totals.damaged_count, drives.label_problems, segments, away
+    )
 
 
 @contextlib.contextmanager
@@ -170,6 +174,11 @@ def open_data(drives: PoolDrives) -> Iterator[Data]:
             )
             for drive in drives.here
         }
+
+
+def is_here(record: api.ChunkRecord, data: Data) -> bool:
+    """Are the drives of all its shards?"""
+    return all(shard.extent.namespace in data for shard in record.shards)
 
 
 class ChunkChecker:
@@ -209,6 +218,9 @@ class ChunkChecker:
             "unit_bytes": shard.unit_bytes,
             "unit_digests": shard.unit_digests,
         }
+        if header.first_generation:  # else it is of before headers told of which write a shard is
+            first = record.shards[0].extent
+            expected |= {"first_lba": pool_lba(first.namespace, first.lba), "first_generation": first.generation}
         wrong = [name for name, value in expected.items() if getattr(header, name) != value]
         return f"its header disagrees with the index in {', '.join(wrong)}" if wrong else ""
 

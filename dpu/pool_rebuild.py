@@ -1,40 +1,46 @@
-"""A pool's index made anew from its drive, when it is lost or damaged.
+"""A pool's index made anew from its drives, when it is lost or damaged.
 
 Nobody else may have the pool: its locks are taken, and no process of a former holder may live, since what it still
 writes would land in space that a new owner hands out (rule 3). Hosts of a target cannot be told from here: where the
 pool was ever exported, its target is asked. All former holders are then gone for good, and the new index begins a later
-epoch than any owner had: than that of the owner's record on the drive, and those of the segments' headers.
+epoch than any owner had: than those of the owner's record on each drive, and those of the segments' headers.
+
+A drive of several that is away is left out, with every chunk that has a shard on it. It is not used again before the
+index is made anew with it, or it is removed and added as a new one: the list of drives says so, durably, before the new
+index is the pool's.
 """
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import threading
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Final, TypeVar
 
 from meshfusion.dpu.api.liveness import forget_liveness, take_liveness_away
+from meshfusion.dpu.drive_list import read_drive_list, write_drive_list
 from meshfusion.dpu.index_files import create_index, open_index
 from meshfusion.dpu.owner_lock import OwnerLock
-from meshfusion.dpu.pool_dir import LIVENESS_SUFFIX, PoolLayout, geometry_of, read_data_label
-from meshfusion.dpu.pool_drives import only_drive
+from meshfusion.dpu.pool_dir import LIVENESS_SUFFIX, PoolLayout
+from meshfusion.dpu.pool_drives import AbsentDrive, PoolDrives, find_drives_to_index
 from meshfusion.dpu.pool_medium import FileMedium
 from meshfusion.dpu.pool_place import sync_directory
-from meshfusion.dpu.rebuild import RebuildReport, rebuild
+from meshfusion.dpu.rebuild import DriveReading, RebuildReport, rebuild
 from meshfusion.jbof.epoch_record import last_epoch
 from meshfusion.jbof.errors import ConfigError, MediaError, PoolBusyError
 from meshfusion.jbof.format import OWNER_LBAS
-from meshfusion.jbof.label import Label
-from meshfusion.jbof.recovery import Drive, Reading
+from meshfusion.jbof.recovery import Drive
 from meshfusion.jbof.unit_digests import UnitDigests
 
-READ_THREADS: Final = 8
+READ_THREADS: Final = 8  # for each drive
+MAX_READ_THREADS: Final = 64
 _NEW, _OLD = ".rebuilding", ".replaced"
 
 Found = TypeVar("Found")
@@ -44,13 +50,15 @@ HasHosts = Callable[[uuid.UUID, str], bool]
 
 @dataclass(frozen=True, slots=True)
 class RebuiltIndex:
-    """``epoch``: the new index's. ``reads`` and ``blocks_read``: what it took. ``reads_failed``: passed over."""
+    """``epoch``: the new index's. ``reads`` and ``blocks_read``: what it took. ``reads_failed``: passed over.
+    ``drives_left_out``: their numbers, and why each is away."""
 
     report: RebuildReport
     epoch: int
     reads: int
     blocks_read: int
     reads_failed: int
+    drives_left_out: tuple[tuple[int, str], ...] = ()
 
 
 def rebuild_index(
@@ -63,27 +71,21 @@ def rebuild_index(
     """Replace the index of the pool at ``path``, which may be gone. ``progress(done, total)`` counts segments, twice.
 
     Until the new index is whole, the old one stays. Raises PoolBusyError while somebody has the pool, FormatError when
-    the drive is not a pool's, MediaError, and ConfigError when ``has_hosts`` is needed: None, it is not known.
+    no drive is a pool's, WrongDriveError when one is in another's place, MediaError, and ConfigError when ``has_hosts``
+    is needed: None, it is not known.
     """
     layout = PoolLayout(path.absolute())
-    only_drive(
-        layout,
-        "making the index anew",
-        "make the pool anew: remove its directory, then mfctl pool create on one of its drives and mfctl jbof add for "
-        "each other, with --force; only cached chunks are lost",
-    )
-    label, _, _ = read_data_label(layout)
-    owner = OwnerLock.take(layout)
+    drives = find_drives_to_index(layout)
+    owner = OwnerLock.take(layout, drives.paths)
     try:
-        refuse_holders(layout, uuid.UUID(bytes=label.pool_uuid), has_hosts)
-        medium = FileMedium.open(layout.data)
-        try:
-            if medium.is_writable:
-                medium.flush()  # what is found now shall still be there after a power cut
-            rebuilt = _build(layout, label, _Reader(medium, read_threads), progress)
-        finally:
-            medium.close()
+        refuse_holders(layout, uuid.UUID(drives.pool_uuid), has_hosts)
+        with contextlib.ExitStack() as stack:
+            drives, media = _opened(drives, stack)
+            rebuilt = _build(layout, drives, _Reader(media, read_threads), progress)
+        left_out = frozenset(drive.number for drive in drives.absent)
+        _note_unindexed(layout, left_out, frozenset())
         _swap(layout)
+        _note_unindexed(layout, left_out, frozenset(media))
         for left in layout.holders.glob("*"):  # liveness files and keys of holders that nobody knows any more
             forget_liveness(left)
         return rebuilt
@@ -95,19 +97,59 @@ def rebuild_index(
         owner.release()
 
 
-def _build(layout: PoolLayout, label: Label, reader: _Reader, progress: Callable[[int, int], None]) -> RebuiltIndex:
+def _opened(drives: PoolDrives, stack: contextlib.ExitStack) -> tuple[PoolDrives, dict[int, FileMedium]]:
+    """The drives that are here and can be opened, by their numbers. Raises MediaError when none can."""
+    media: dict[int, FileMedium] = {}
+    failed: list[AbsentDrive] = []
+    for drive in drives.here:
+        try:
+            medium = FileMedium.open(drive.path)
+            stack.callback(medium.close)
+            if medium.is_writable:
+                medium.flush()  # what is found now shall still be there after a power cut
+        except MediaError as error:
+            failed.append(AbsentDrive(drive.number, error))
+        else:
+            media[drive.number] = medium
+    if not media:
+        raise failed[0].problem
+    here = tuple(drive for drive in drives.here if drive.number in media)
+    return replace(drives, here=here, absent=(*drives.absent, *failed)), media
+
+
+def _build(
+    layout: PoolLayout, drives: PoolDrives, reader: _Reader, progress: Callable[[int, int], None]
+) -> RebuiltIndex:
     """The new index, beside the old one."""
-    new, geometry = layout.directory / _NEW, geometry_of(label)
+    new = layout.directory / _NEW
     shutil.rmtree(new, ignore_errors=True)
-    pool_uuid = str(uuid.UUID(bytes=label.pool_uuid))
-    create_index(new, pool_uuid, geometry.capacity_bytes)
-    with open_index(new, pool_uuid, geometry.capacity_bytes) as index:
-        report = rebuild(Drive(label, geometry), UnitDigests().digest_of, reader.run_all, index.apply, progress)
-        known = last_epoch([reader.read(lba, 1) or b"" for lba in OWNER_LBAS], label)
-        epoch = max(known, report.last_epoch) + 1
+    create_index(new, drives.pool_uuid, drives.capacity_bytes)
+    with open_index(new, drives.pool_uuid, drives.capacity_bytes) as index:
+        looked_at = [Drive(drive.label, drive.geometry) for drive in drives.here]
+        report = rebuild(looked_at, UnitDigests().digest_of, reader.run_all, index.apply, progress)
+        epoch = max(report.last_epoch, *(_last_epoch(reader, drive) for drive in looked_at)) + 1
         index.begin_epoch(epoch)
     sync_directory(new)
-    return RebuiltIndex(report, epoch, reader.reads, reader.blocks_read, reader.reads_failed)
+    left_out = tuple(sorted((drive.number, drive.problem.message) for drive in drives.absent))
+    return RebuiltIndex(report, epoch, reader.reads, reader.blocks_read, reader.reads_failed, left_out)
+
+
+def _last_epoch(reader: _Reader, drive: Drive) -> int:
+    copies = [reader.read(drive.label.drive_number, lba, 1) or b"" for lba in OWNER_LBAS]
+    return last_epoch(copies, drive.label)
+
+
+def _note_unindexed(layout: PoolLayout, unindexed: frozenset[int], indexed: frozenset[int]) -> None:
+    """In the list of drives, durably. Of the others it stays as it is."""
+    listed = read_drive_list(layout.directory)
+    if listed is None:
+        return
+    noted = listed
+    for drive in listed.drives:
+        if drive.number in unindexed | indexed:
+            noted = noted.with_drive(replace(drive, is_unindexed=drive.number in unindexed))
+    if noted != listed:
+        write_drive_list(layout.directory, noted)
 
 
 def refuse_holders(layout: PoolLayout, pool_uuid: uuid.UUID, has_hosts: HasHosts | None) -> None:
@@ -149,17 +191,18 @@ def _swap(layout: PoolLayout) -> None:
 
 
 class _Reader:
-    """Runs readings on threads, a few more at a time than there are threads, so that memory is bounded."""
+    """Runs readings on threads, a few more at a time than there are threads, so that memory is bounded. ``media``: by
+    their drives' numbers."""
 
-    def __init__(self, medium: FileMedium, threads: int) -> None:
-        self._medium = medium
-        self._threads = threads
+    def __init__(self, media: Mapping[int, FileMedium], threads_per_drive: int) -> None:
+        self._media = media
+        self._threads = min(threads_per_drive * len(media), MAX_READ_THREADS)
         self._mutex = threading.Lock()
         self.reads = self.blocks_read = self.reads_failed = 0
 
-    def read(self, lba: int, lba_count: int) -> bytes | None:
+    def read(self, drive_number: int, lba: int, lba_count: int) -> bytes | None:
         try:
-            data = self._medium.read_blocks(lba, lba_count)
+            data = self._media[drive_number].read_blocks(lba, lba_count)
         except MediaError:
             data = None
         with self._mutex:
@@ -168,7 +211,7 @@ class _Reader:
             self.reads_failed += data is None
         return data
 
-    def run_all(self, readings: Iterable[Callable[[], Reading[Found]]]) -> Iterator[Found]:
+    def run_all(self, readings: Iterable[DriveReading[Found]]) -> Iterator[Found]:
         waiting = iter(readings)
         with ThreadPoolExecutor(self._threads, "meshfusion-rebuild") as threads:
             begun: deque[Future[Found]] = deque(
@@ -179,8 +222,8 @@ class _Reader:
                 begun.extend(threads.submit(self._run, r) for r in islice(waiting, 1))
                 yield found
 
-    def _run(self, begin: Callable[[], Reading[Found]]) -> Found:
-        reading = begin()
+    def _run(self, wanted: DriveReading[Found]) -> Found:
+        reading = wanted.begin()
         data = None
         while True:
             try:
@@ -188,7 +231,7 @@ class _Reader:
             except StopIteration as ended:
                 found: Found = ended.value
                 return found
-            data = self.read(asked.lba, asked.lba_count)
+            data = self.read(wanted.drive_number, asked.lba, asked.lba_count)
 
 
 __all__ = ["HasHosts", "RebuiltIndex", "rebuild_index", "refuse_holders"]

@@ -17,7 +17,7 @@ from meshfusion.dpu.index_scan import scan_in_child
 from meshfusion.dpu.owner_lock import OwnerLock
 from meshfusion.dpu.pool_dir import PoolLayout, write_label
 from meshfusion.dpu.pool_drives import PoolDrives, find_drives
-from meshfusion.dpu.pool_inspect import ChunkChecker, all_chunks, open_data, segment_problems
+from meshfusion.dpu.pool_inspect import ChunkChecker, all_chunks, is_here, open_data, segment_problems
 from meshfusion.dpu.pool_medium import FileMedium, PoolMedium
 from meshfusion.dpu.store.effects import DeleteChunk
 
@@ -25,13 +25,15 @@ from meshfusion.dpu.store.effects import DeleteChunk
 @dataclass(frozen=True, slots=True)
 class RepairReport:
     """``chunks_dropped`` and ``segments_repaired``: one line each. ``index_entries_dropped``: that could not be read.
-    ``labels_repaired``: what was wrong with a copy, which was written anew from the other."""
+    ``labels_repaired``: what was wrong with a copy, which was written anew from the other. ``chunks_away``: not
+    checked, since a shard of each lies on a drive that is away."""
 
     chunks_checked: int
     chunks_dropped: tuple[str, ...]
     index_entries_dropped: int
     segments_repaired: tuple[str, ...]
     labels_repaired: tuple[str, ...]
+    chunks_away: int = 0
 
 
 def repair_pool(path: Path, progress: Callable[[int, int], None]) -> RepairReport:
@@ -48,26 +50,29 @@ def repair_pool(path: Path, progress: Callable[[int, int], None]) -> RepairRepor
         totals = scan_in_child(layout.index, pool_uuid, capacity_bytes, deadline_s=WHOLE_SCAN_S)
         with open_index(layout.index, pool_uuid, capacity_bytes, payload_bytes=totals.payload_bytes) as index:
             entries_dropped = index.drop_damaged()
-            chunks = _drop_chunks(drives, index, lambda done: progress(done, max(done, totals.chunk_count)))
+            chunks, away = _drop_chunks(drives, index, lambda done: progress(done, max(done, totals.chunk_count)))
             segments = _repair_segments(drives, index)
         for drive in drives.here:
             if drive.label_problems:
                 write_label(drive.path, drive.label)
-        return RepairReport(totals.chunk_count, chunks, entries_dropped, segments, drives.label_problems)
+        checked = totals.chunk_count - away
+        return RepairReport(checked, chunks, entries_dropped, segments, drives.label_problems, away)
     finally:
         owner.release()
 
 
-def _drop_chunks(drives: PoolDrives, index: Index, progress: Callable[[int], None]) -> tuple[str, ...]:
-    checker, dropped = ChunkChecker(drives.here[0].label), []
+def _drop_chunks(drives: PoolDrives, index: Index, progress: Callable[[int], None]) -> tuple[tuple[str, ...], int]:
+    """A line for each, and how many were not checked."""
+    checker, dropped, away = ChunkChecker(drives.here[0].label), [], 0
     with open_data(drives) as data:
         for done, record in enumerate(all_chunks(index)):
-            is_here = all(shard.extent.namespace in data for shard in record.shards)
-            if is_here and (problem := checker.problem_of(record, data)):
+            if not is_here(record, data):
+                away += 1
+            elif problem := checker.problem_of(record, data):
                 index.apply([DeleteChunk(record.key, record.shards[0].extent)])
                 dropped.append(f"{record.key.hex()}: {problem}")
             progress(done + 1)
-    return tuple(dropped)
+    return tuple(dropped), away
 
 
 def _repair_segments(drives: PoolDrives, index: Index) -> tuple[str, ...]:

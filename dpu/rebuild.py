@@ -1,24 +1,24 @@
-"""An index made anew from what the drive holds: which effects it takes. Reads come from outside.
+"""An index made anew from what a pool's drives hold: which effects it takes. Reads come from outside.
 
-Segments are applied in the order in which they were opened, so of a chunk that lies in two the later one stays. A
-segment without a header that counts holds nothing: it is free, and its generation becomes later than any that was seen
-on the drive, as is every opening's number: no generation is larger than the number of the pool's openings.
+Segments of all drives are applied in the order in which they were opened, so of a chunk that lies in two the later one
+stays. A segment without a header that counts holds nothing: it is free, and its generation becomes later than any that
+was seen on a drive, as is every opening's number: no generation is larger than the number of the pool's openings.
 
-Chunks of several shards are left out: they lie in segments that are found at different times, and one shard alone must
-never stand for a chunk (rule 1).
+Chunks of several shards are offered when all of one write are found (:mod:`meshfusion.dpu.rebuild_shards`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol, TypeVar
+from itertools import chain, zip_longest
+from typing import Generic, Protocol, TypeVar
 
-from meshfusion.dpu.api.types import ChunkRecord, Extent, Shard
+from meshfusion.dpu.api.types import ChunkRecord
+from meshfusion.dpu.rebuild_shards import ShardGatherer
 from meshfusion.dpu.store.effects import Effect, OpenSegment, PutChunk
-from meshfusion.jbof.format import LBA_BYTES, ChunkHeader, header_lba_count, shard_lba_count, unit_lba_count
-from meshfusion.jbof.label import Label
+from meshfusion.jbof.pool_addresses import drive_of_segment
 from meshfusion.jbof.recovery import (
     DigestOf,
     Drive,
@@ -33,17 +33,25 @@ from meshfusion.jbof.segments import SegmentRecord
 Found = TypeVar("Found")
 
 
+@dataclass(frozen=True, slots=True)
+class DriveReading(Generic[Found]):
+    """A reading that is still to begin, and the number of the drive that it reads."""
+
+    drive_number: int
+    begin: Callable[[], Reading[Found]]
+
+
 class RunAll(Protocol):
     """Lets readings run, several at a time if it likes; what they find comes in their order."""
 
-    def __call__(self, readings: Iterable[Callable[[], Reading[Found]]]) -> Iterator[Found]: ...
+    def __call__(self, readings: Iterable[DriveReading[Found]]) -> Iterator[Found]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class RebuildReport:
     """``segments_with_summary`` and ``segments_scanned``: those with a header that counts; the others are free.
     ``chunks_refused``: named by a summary or a header, and not what that says. ``shards_left_out``: of chunks with
-    several. ``last_epoch``: of the owners that opened these segments."""
+    several, of which not all of one write were found. ``last_epoch``: of the owners that opened these segments."""
 
     segments_with_summary: int = 0
     segments_scanned: int = 0
@@ -55,74 +63,71 @@ class RebuildReport:
 
 
 def rebuild(
-    drive: Drive,
+    drives: Sequence[Drive],
     digest_of: DigestOf,
     run_all: RunAll,
     apply: Callable[[list[Effect]], None],
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> RebuildReport:
-    """``apply`` gets the effects that make the index, a transaction at a time. ``progress(done, total)`` counts
-    segments, twice."""
-    count = drive.geometry.segment_count
+    """``drives``: of one pool, each with a number of its own. ``apply`` gets the effects that make the index, a
+    transaction at a time. ``progress(done, total)`` counts segments of all drives, twice."""
+    by_number = {drive.geometry.drive_number: drive for drive in drives}
+    assert len(by_number) == len(drives), "two drives of one number"
+    segments = _in_turn([drive.geometry.segments for drive in drives])
+    total = 2 * len(segments)
     headers: list[SegmentHeader] = []
-    highest = 0
-    for segment, header in enumerate(run_all(partial(find_header, drive, i) for i in range(count))):
-        progress(segment + 1, 2 * count)
+    for done, header in enumerate(run_all(_header_reading(by_number, segment) for segment in segments)):
+        progress(done + 1, total)
         if header is not None:
             headers.append(header)
-            highest = max(highest, header.generation, header.opened_seq)
     headers.sort(key=lambda header: header.opened_seq)
+    highest = max((max(header.generation, header.opened_seq) for header in headers), default=0)
     report = RebuildReport(last_epoch=max((header.owner_epoch for header in headers), default=0))
-    readings = (partial(find_contents, drive, header, digest_of) for header in headers)
+    gatherer = ShardGatherer()
     used: set[int] = set()
+    readings = (_contents_reading(by_number, header, digest_of) for header in headers)
     for done, (header, contents) in enumerate(zip(headers, run_all(readings), strict=True)):
-        progress(count + done + 1, 2 * count)
+        progress(len(segments) + done + 1, total)
         highest = max(highest, contents.highest_generation)
         if contents.is_stale:
             continue
         used.add(header.segment)
-        chunks = [chunk for chunk in contents.chunks if (chunk.rank, chunk.shard_count) == (0, 1)]
-        report = _added(report, contents, len(chunks))
-        apply([OpenSegment(_record(header, contents)), *(PutChunk(_chunk(drive.label, chunk)) for chunk in chunks)])
-    free = [i for i in range(count) if i not in used]
-    apply([OpenSegment(SegmentRecord(i, highest + 1, opened_seq=0)) for i in free])
-    progress(2 * count, 2 * count)
-    return replace(report, segments_free=len(free))
+        chunks = [chunk for found in contents.chunks if (chunk := gatherer.add(found)) is not None]
+        report = _added(report, contents, chunks)
+        apply([OpenSegment(_record(header, contents)), *map(PutChunk, chunks)])
+    free = sorted(set(segments) - used)
+    apply([OpenSegment(SegmentRecord(segment, highest + 1, opened_seq=0)) for segment in free])
+    progress(total, total)
+    return replace(report, segments_free=len(free), shards_left_out=gatherer.left_out + gatherer.waiting)
 
 
-def _added(report: RebuildReport, contents: SegmentContents, chunk_count: int) -> RebuildReport:
+def _in_turn(each: Sequence[range]) -> list[int]:
+    """The segments of all drives, one of each drive after the other, so that all of them have something to read."""
+    return [segment for segment in chain.from_iterable(zip_longest(*each)) if segment is not None]
+
+
+def _header_reading(drives: Mapping[int, Drive], segment: int) -> DriveReading[SegmentHeader | None]:
+    number = drive_of_segment(segment)
+    return DriveReading(number, partial(find_header, drives[number], segment))
+
+
+def _contents_reading(
+    drives: Mapping[int, Drive], header: SegmentHeader, digest_of: DigestOf
+) -> DriveReading[SegmentContents]:
+    return DriveReading(header.drive_number, partial(find_contents, drives[header.drive_number], header, digest_of))
+
+
+def _added(report: RebuildReport, contents: SegmentContents, chunks: Sequence[ChunkRecord]) -> RebuildReport:
     return replace(
         report,
         segments_with_summary=report.segments_with_summary + contents.is_summarized,
         segments_scanned=report.segments_scanned + (not contents.is_summarized),
-        chunks_found=report.chunks_found + chunk_count,
+        chunks_found=report.chunks_found + len(chunks),
         chunks_refused=report.chunks_refused + contents.refused,
-        shards_left_out=report.shards_left_out + len(contents.chunks) - chunk_count,
     )
 
 
 def _record(header: SegmentHeader, contents: SegmentContents) -> SegmentRecord:
     return SegmentRecord(
         header.segment, header.generation, header.opened_seq, header.lifetime_class, contents.is_summarized
-    )
-
-
-def _chunk(label: Label, header: ChunkHeader) -> ChunkRecord:
-    lba_count = shard_lba_count(header.unit_bytes, header.unit_count, LBA_BYTES)
-    shard = Shard(
-        rank=header.rank,
-        extent=Extent(label.drive_number + 1, header.segment, header.lba, lba_count, header.generation),
-        payload_lba_offset=header_lba_count(header.unit_count, LBA_BYTES),
-        unit_lba_count=unit_lba_count(header.unit_bytes, LBA_BYTES),
-        unit_bytes=header.unit_bytes,
-        unit_digests=header.unit_digests,
-    )
-    return ChunkRecord(
-        header.key,
-        header.identity,
-        header.tenant,
-        header.group,
-        header.position_tokens,
-        header.token_count,
-        (shard,),
     )

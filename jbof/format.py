@@ -34,7 +34,7 @@ left and its units not.
         24     4  rank: u32
         28     4  segment: u32
         32     4  token_count: u32
-        36     2  tenant_bytes: u16, at most 64
+        36     2  tenant_bytes: u16, at most 48
         38     2  shard_count: u16, shards of the whole chunk; no chunk is complete with fewer
         40     8  position_tokens: u64, absolute token offset of the chunk
         48     8  generation: u64, of the segment when this was written
@@ -42,10 +42,16 @@ left and its units not.
         64    16  pool_uuid
         80    32  identity
        112    32  key
-       144    64  tenant: UTF-8, then zero
+       144    48  tenant: UTF-8, then zero
+       192     8  first_lba: u64, where the chunk's first shard begins, as a pool LBA (meshfusion.jbof.pool_addresses)
+       200     8  first_generation: u64, of that shard's segment
        208   8*n  the n = unit_count unit digests (see meshfusion.jbof.digest)
      208+8n    4  crc32 (zlib) of everything before it
      212+8n       zero up to the next block boundary
+
+``first_lba`` and ``first_generation`` say which write a shard is of, since no place is handed out twice in one
+generation: two shards that name the same are of one write. Both are zero where the chunk has one shard, and in shards
+of several from before there were these fields, which had been the tenant's.
 """
 
 from __future__ import annotations
@@ -66,17 +72,17 @@ UUID_BYTES: Final = 16
 IDENTITY_BYTES: Final = 32
 KEY_BYTES: Final = 32
 UNIT_DIGEST_BYTES: Final = 8
-MAX_TENANT_BYTES: Final = 64
+MAX_TENANT_BYTES: Final = 48
 MAX_UNIT_COUNT: Final = 1 << 20
 
 _CHUNK_MAGIC: Final = b"MESHCHNK"
-_CHUNK: Final = struct.Struct("<8sIIIIIIIHHQQQ16s32s32s64s")
+_CHUNK: Final = struct.Struct("<8sIIIIIIIHHQQQ16s32s32s48sQQ")
 assert _CHUNK.size == 208
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkHeader:
-    """What one shard's extent holds. ``unit_digests``: 8 bytes for each unit; other bytes fields as in the layout."""
+    """What one shard's extent holds. ``unit_digests``: 8 bytes for each unit; other fields as in the layout."""
 
     pool_uuid: bytes
     identity: bytes
@@ -92,6 +98,8 @@ class ChunkHeader:
     lba: int
     unit_bytes: int
     unit_digests: tuple[bytes, ...]
+    first_lba: int = 0
+    first_generation: int = 0
 
     @property
     def unit_count(self) -> int:
@@ -142,6 +150,8 @@ def encode_chunk_header(header: ChunkHeader, lba_bytes: int = LBA_BYTES) -> byte
         header.identity,
         header.key,
         tenant,
+        header.first_lba,
+        header.first_generation,
     )
     body += b"".join(header.unit_digests)
     return sealed(body, header_lba_count(header.unit_count, lba_bytes) * lba_bytes)
@@ -167,7 +177,18 @@ def decode_chunk_header(data: bytes, *, lba_bytes: int = LBA_BYTES, where: str =
     digests_end = _CHUNK.size + unit_count * UNIT_DIGEST_BYTES
     check_sealed(data[:length_bytes], digests_end, where)
     _, _, _, unit_bytes, group, rank, segment, token_count, tenant_bytes, *rest = _CHUNK.unpack_from(data)
-    shard_count, position_tokens, generation, lba, pool_uuid, identity, key, tenant_field = rest
+    (
+        shard_count,
+        position_tokens,
+        generation,
+        lba,
+        pool_uuid,
+        identity,
+        key,
+        tenant_field,
+        first_lba,
+        first_generation,
+    ) = rest
     if tenant_bytes > MAX_TENANT_BYTES or not unit_bytes or not shard_count:
         raise damaged(
             f"{where} has impossible sizes: tenant_bytes {tenant_bytes}, unit_bytes {unit_bytes}, "
@@ -192,6 +213,8 @@ def decode_chunk_header(data: bytes, *, lba_bytes: int = LBA_BYTES, where: str =
         lba=lba,
         unit_bytes=unit_bytes,
         unit_digests=tuple(data[i : i + UNIT_DIGEST_BYTES] for i in range(_CHUNK.size, digests_end, UNIT_DIGEST_BYTES)),
+        first_lba=first_lba,
+        first_generation=first_generation,
     )
 
 

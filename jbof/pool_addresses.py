@@ -44,6 +44,12 @@ def is_on_a_drive(namespace: int, lba: int, lba_count: int) -> bool:
     return 1 <= namespace <= MAX_DRIVE_NUMBER + 1 and 0 <= lba <= (1 << LBA_BITS) - max(lba_count, 1)
 
 
+def is_one_drives(address: int, lba_count: int) -> bool:
+    """Are these blocks, from a pool LBA on, of one drive?"""
+    assert lba_count > 0, lba_count
+    return address >> LBA_BITS == address + lba_count - 1 >> LBA_BITS
+
+
 def split_pool_lba(address: int) -> tuple[int, int]:
     """(namespace, LBA in it) of a pool LBA."""
     namespace, lba = (address >> LBA_BITS) + 1, address & (1 << LBA_BITS) - 1

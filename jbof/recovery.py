@@ -51,6 +51,8 @@ DigestOf = Callable[[bytes], bytes]  # of one unit
 
 @dataclass(frozen=True, slots=True)
 class Read:
+    """Of the drive that is looked at."""
+
     lba: int
     lba_count: int
 

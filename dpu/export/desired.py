@@ -22,9 +22,9 @@ from meshfusion.jbof.nvme.fabrics import check_nqn
 ANA_GROUP = 1
 """Every namespace is in this ANA group, so that a listener has one state. It is nvmet's default group."""
 
-MAX_NAMESPACES = 128
-"""Namespaces of one subsystem, thus its highest NSID. SPDK keeps and reports an ANA state for each, by
-default for 32."""
+MAX_NAMESPACES = 255
+"""Namespaces of one subsystem, thus its highest NSID: of every drive number. SPDK keeps and reports an ANA state for
+each, by default for 32."""
 
 MAX_SERIAL_CHARS = 20
 """NVMe Base Specification 2.0, Identify Controller: the serial number field has 20 bytes."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Collection, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from meshfusion.dpu.export.keeper import ExportKeeper, FencingTarget, Holders
 from meshfusion.dpu.export.keys import HostKeys
 from meshfusion.dpu.export.plan import ExportPlan, TargetKind, nqn_prefix_of
 from meshfusion.dpu.pool_dir import PoolLayout
-from meshfusion.dpu.pool_drives import only_drive
+from meshfusion.dpu.pool_drives import find_drives
 from meshfusion.jbof.errors import ConfigError
 from meshfusion.jbof.format import LBA_BYTES
 
@@ -27,27 +28,47 @@ def keeper_of(config: ExportsConfig, holders: Holders, pool_uuid: uuid.UUID, lay
     Raises :class:`~meshfusion.dpu.export.errors.TargetUnreachableError` where this kernel has no nvmet, and
     :class:`~meshfusion.jbof.errors.ConfigError` for what cannot be exported. An SPDK that is not there may come later.
     """
-    plan, target = _plan_and_target(config, pool_uuid, layout)
+    drives = {drive.number: drive.path.resolve() for drive in find_drives(layout).here}
+    plan, target = _plan_and_target(config, pool_uuid, layout, drives)
     return ExportKeeper(target, plan, holders)
 
 
 def _plan_and_target(
-    config: ExportsConfig, pool_uuid: uuid.UUID, layout: PoolLayout
+    config: ExportsConfig, pool_uuid: uuid.UUID, layout: PoolLayout, drives: Mapping[int, Path]
 ) -> tuple[ExportPlan, FencingTarget]:
-    only_drive(layout, "exporting")
-    data = layout.data
-    bdev = f"mf-{pool_uuid}" if config.spdk is None or config.spdk.bdev is None else config.spdk.bdev
+    """``drives``: where they are, by their numbers."""
+    spdk = config.spdk
+    backings = {number: str(path) for number, path in drives.items()}
+    if spdk is not None:
+        backings = bdevs_of(spdk, pool_uuid, drives)
     plan = ExportPlan(
         kind=TargetKind(config.target),
         nqn_prefix=nqn_prefix_of(pool_uuid, config.nqn_prefix),
         pool_uuid=pool_uuid,
-        backing=str(data.resolve()) if config.target == "nvmet" else bdev,
+        backings=backings,
         listeners=frozenset(Listener(parse_portal(portal)) for portal in config.portals),
-        socket="" if config.spdk is None else str(config.spdk.socket),
+        socket="" if spdk is None else str(spdk.socket),
         keys=HostKeys(layout.holders) if config.authenticate else None,
     )
     nothing = plan.export(())
-    return plan, _nvmet(nothing) if config.spdk is None else _spdk(config, config.spdk, nothing, bdev, data)
+    if spdk is None:
+        return plan, _nvmet(nothing)
+    files = {} if spdk.named_bdevs else {backings[number]: str(path) for number, path in drives.items()}
+    return plan, _spdk(config, spdk, nothing, files)
+
+
+def bdevs_of(spdk: SpdkConfig, pool_uuid: uuid.UUID, drives: Collection[int]) -> dict[int, str]:
+    """The bdev of each of these drives. Raises :class:`~meshfusion.jbof.errors.ConfigError` when bdevs are named, and
+    not that of each."""
+    named = spdk.named_bdevs
+    if not named:
+        return {number: f"mf-{pool_uuid}{f'-{number}' if number else ''}" for number in drives}
+    if missing := sorted(set(drives) - named.keys()):
+        raise ConfigError(
+            f"the configuration names no bdev for drive {', '.join(map(str, missing))} of the pool",
+            next_step="name a bdev for each drive's number: exports.spdk.bdevs; or none, for aio bdevs of the drives",
+        )
+    return {number: named[number] for number in drives}
 
 
 def has_hosts(config: ExportsConfig, pool_uuid: uuid.UUID, exported_as: str, layout: PoolLayout) -> bool:
@@ -56,7 +77,7 @@ def has_hosts(config: ExportsConfig, pool_uuid: uuid.UUID, exported_as: str, lay
     Raises :class:`~meshfusion.jbof.errors.ConfigError` when ``exported_as`` is not what ``config`` says, and what
     :func:`keeper_of` and asking the target raise.
     """
-    plan, target = _plan_and_target(config, pool_uuid, layout)
+    plan, target = _plan_and_target(config, pool_uuid, layout, {})
     if plan.name != exported_as:
         raise ConfigError(
             f"the pool was exported as {exported_as}; this configuration means {plan.name}",
@@ -91,7 +112,8 @@ def _nvmet(desired: Export) -> FencingTarget:
     return NvmetTarget(KernelConfigFs(), desired)
 
 
-def _spdk(config: ExportsConfig, spdk: SpdkConfig, desired: Export, bdev: str, data: Path) -> FencingTarget:
+def _spdk(config: ExportsConfig, spdk: SpdkConfig, desired: Export, files: Mapping[str, str]) -> FencingTarget:
+    """``files``: of which aio bdevs are to be made, by the bdevs' names."""
     from meshfusion.dpu.export.spdk.client import SpdkClient
     from meshfusion.dpu.export.spdk.sizing import Machine, size
     from meshfusion.dpu.export.spdk.target import SpdkSettings, SpdkTarget
@@ -100,15 +122,16 @@ def _spdk(config: ExportsConfig, spdk: SpdkConfig, desired: Export, bdev: str, d
     settings = SpdkSettings(
         sizing=size(machine),
         transports=frozenset(parse_portal(portal).transport for portal in config.portals),
-        attach=partial(_attach, bdev, str(data.resolve())) if spdk.bdev is None else lambda _: None,
+        attach=partial(attach_files, files),
     )
     return SpdkTarget(SpdkClient(spdk.socket), settings, desired)
 
 
-def _attach(bdev: str, data: str, rpc: Any) -> None:
-    """Idempotent. ``fallocate``: so that deallocating reaches the file."""
-    try:
-        rpc.call("bdev_aio_create", 20.0, name=bdev, filename=data, block_size=LBA_BYTES, fallocate=True)
-    except StepRefusedError as error:
-        if error.code != _EXISTS:
-            raise
+def attach_files(files: Mapping[str, str], rpc: Any) -> None:
+    """Make an aio bdev of each file. Idempotent. ``fallocate``: so that deallocating reaches the file."""
+    for bdev, file in files.items():
+        try:
+            rpc.call("bdev_aio_create", 20.0, name=bdev, filename=file, block_size=LBA_BYTES, fallocate=True)
+        except StepRefusedError as error:
+            if error.code != _EXISTS:
+                raise

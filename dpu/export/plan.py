@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -14,6 +14,7 @@ from meshfusion.dpu.export.desired import Export, Host, Listener, Namespace, Sub
 from meshfusion.dpu.export.keys import HostKeys
 from meshfusion.dpu.export.layout import Tenant, one_subsystem_per_host, one_subsystem_per_tenant
 from meshfusion.jbof.nvme.auth_keys import format_secret
+from meshfusion.jbof.pool_addresses import namespace_of
 
 TENANT = "default"  # the one tenant that is served so far
 NQN_AUTHORITY = "nqn.2026-11.io.meshfusion"
@@ -26,16 +27,17 @@ class TargetKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ExportPlan:
-    """One pool's data as namespace 1 of a target, for the incarnations that may reach it.
+    """A pool's drives as namespaces of a target, for the incarnations that may reach them.
 
-    ``backing``: a block device or file for nvmet, a bdev for SPDK. ``socket``: of the SPDK that is meant.
+    ``backings``: by the drives' numbers, a block device or file each for nvmet, a bdev for SPDK; a drive that is not
+    here has none. ``socket``: of the SPDK that is meant.
     ``keys``: with which hosts authenticate themselves; None: they need not.
     """
 
     kind: TargetKind
     nqn_prefix: str
     pool_uuid: uuid.UUID
-    backing: str
+    backings: Mapping[int, str]
     listeners: frozenset[Listener]
     socket: str = ""
     keys: HostKeys | None = None
@@ -47,9 +49,9 @@ class ExportPlan:
 
     def export(self, incarnations: Iterable[str]) -> Export:
         """What should be exported for these and nobody else."""
-        namespace = Namespace(1, self.pool_uuid, self.pool_uuid.hex, self.backing)
+        namespaces = frozenset(self._namespace(number, backing) for number, backing in self.backings.items())
         hosts = frozenset(map(self._host, incarnations))
-        tenants = [Tenant(TENANT, frozenset({namespace}), hosts)]
+        tenants = [Tenant(TENANT, namespaces, hosts)]
         layout = one_subsystem_per_host if self.kind is TargetKind.NVMET else one_subsystem_per_tenant
         return layout(self.nqn_prefix, tenants, self.listeners)
 
@@ -76,6 +78,11 @@ class ExportPlan:
             and wanted.namespaces <= there.namespaces
             and wanted.listeners <= there.listeners
         )
+
+    def _namespace(self, number: int, backing: str) -> Namespace:
+        """The first drive's has the pool's UUID, as that of a pool of one drive; the others' follow from it."""
+        identity = self.pool_uuid if number == 0 else uuid.uuid5(self.pool_uuid, f"drive {number}")
+        return Namespace(namespace_of(number), identity, identity.hex, backing)
 
     def _host(self, incarnation: str) -> Host:
         return Host(self.host_nqn(incarnation), self.keys.path(incarnation) if self.keys is not None else None)

@@ -1,4 +1,4 @@
-"""A namespace in the pool's blocks, whatever blocks the target shows it in."""
+"""A pool's namespaces in its blocks, whatever blocks the target shows each in."""
 
 from __future__ import annotations
 
@@ -26,21 +26,24 @@ class SharedInitiator(NamespaceInitiator, Protocol):
 
 
 class NamespaceView:
-    """Keeps :class:`~meshfusion.host.path.rdma.NamespaceInitiator` with addresses in blocks of ``lba_bytes``.
+    """Keeps :class:`~meshfusion.host.path.rdma.NamespaceInitiator` with addresses in blocks of ``lba_bytes``, of the
+    namespaces that were :meth:`shown <add>`."""
 
-    Raises :class:`~meshfusion.jbof.errors.MediaError` when the target does not show the namespace, and
-    :class:`~meshfusion.jbof.errors.UnsupportedError` when its blocks are larger or do not fit; it closes nothing then.
-    """
-
-    def __init__(self, initiator: SharedInitiator, nsid: int, *, lba_bytes: int) -> None:
+    def __init__(self, initiator: SharedInitiator, *, lba_bytes: int) -> None:
         self._initiator = initiator
-        theirs = _wait_for(initiator, nsid)
-        if theirs > lba_bytes or lba_bytes % theirs:
+        self._lba_bytes = lba_bytes
+        self._factors: dict[int, int] = {}  # the target's blocks in one of ours, by NSID
+
+    def add(self, nsid: int, *, appear_s: float = APPEAR_S) -> None:
+        """Raises :class:`~meshfusion.jbof.errors.MediaError` when the target does not show the namespace for
+        ``appear_s``, and :class:`~meshfusion.jbof.errors.UnsupportedError` when its blocks are larger or do not fit."""
+        theirs, ours = _wait_for(self._initiator, nsid, appear_s), self._lba_bytes
+        if theirs > ours or ours % theirs:
             raise UnsupportedError(
-                f"the export has blocks of {theirs} bytes, and the pool counts in blocks of {lba_bytes}",
-                next_step=f"format the drive with blocks of at most {lba_bytes} bytes",
+                f"the export has blocks of {theirs} bytes, and the pool counts in blocks of {ours}",
+                next_step=f"format the drive with blocks of at most {ours} bytes",
             )
-        self._factor = lba_bytes // theirs
+        self._factors[nsid] = ours // theirs
 
     @property
     def max_descriptors(self) -> int:
@@ -53,10 +56,10 @@ class NamespaceView:
         return self._initiator.register_dma_buf(memory, writable=writable, owner=owner)
 
     def begin_read(self, nsid: int, lba: int, memory: Sequence[RegionPart], *, timeout_s: float) -> PendingTransfer:
-        return self._initiator.begin_read(nsid, lba * self._factor, memory, timeout_s=timeout_s)
+        return self._initiator.begin_read(nsid, lba * self._factors[nsid], memory, timeout_s=timeout_s)
 
     def begin_write(self, nsid: int, lba: int, memory: Sequence[RegionPart], *, timeout_s: float) -> PendingTransfer:
-        return self._initiator.begin_write(nsid, lba * self._factor, memory, timeout_s=timeout_s)
+        return self._initiator.begin_write(nsid, lba * self._factors[nsid], memory, timeout_s=timeout_s)
 
     def flush(self, nsid: int, *, timeout_s: float) -> None:
         self._initiator.flush(nsid, timeout_s=timeout_s)
@@ -78,9 +81,9 @@ def read_blocks(initiator: NamespaceInitiator, nsid: int, lba: int, length_bytes
     return array.tobytes()
 
 
-def _wait_for(initiator: SharedInitiator, nsid: int) -> int:
+def _wait_for(initiator: SharedInitiator, nsid: int, appear_s: float) -> int:
     """The paths are open, and tell what they reach on threads of their own."""
-    end_s = time.monotonic() + APPEAR_S
+    end_s = time.monotonic() + appear_s
     while (lba_bytes := initiator.lba_bytes(nsid)) is None:
         if time.monotonic() > end_s:
             raise MediaError(

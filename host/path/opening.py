@@ -6,18 +6,18 @@ import contextlib
 import logging
 import os
 import uuid
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from meshfusion.dpu.api.liveness import hold_liveness
-from meshfusion.dpu.api.types import Access, Attachment, Namespace
+from meshfusion.dpu.api.types import Access, Attachment
 from meshfusion.host.kv.group_layout import GroupLayout
 from meshfusion.host.memory.host_memory import HostKvMemory
 from meshfusion.host.memory.kv_memory import KvMemory
 from meshfusion.host.path.block import block_path
 from meshfusion.host.path.cpus import Cpus
 from meshfusion.host.path.data_path import DataPath
+from meshfusion.host.path.drive_proof import check_pool
 from meshfusion.host.path.path_kind import PathKind
 from meshfusion.host.path.pool_data import PoolData
 from meshfusion.host.path.probe import (
@@ -30,12 +30,10 @@ from meshfusion.host.path.probe import (
 )
 from meshfusion.host.path.proof import IsDigestRight
 from meshfusion.host.path.staged import staged_path_to
-from meshfusion.jbof.errors import FormatError, MediaError, MeshFusionError, UnsupportedError
-from meshfusion.jbof.format import LABEL_LBAS, LBA_BYTES, shard_lba_count
-from meshfusion.jbof.label import decode_label_copies
+from meshfusion.jbof.errors import FormatError, MediaError, MeshFusionError
+from meshfusion.jbof.format import LBA_BYTES, shard_lba_count
 from meshfusion.jbof.media.file import DataFile, DirectMode, open_data_file
 from meshfusion.jbof.nvme.key_scope import KeyScope
-from meshfusion.jbof.pool_addresses import namespace_of
 
 logger = logging.getLogger("meshfusion.path")
 
@@ -65,13 +63,7 @@ class PathOpener:
         """
         if attachment.export is not None:
             assert wanted in (None, PathKind.RDMA), f"attached for {wanted}"
-            if len(attachment.namespaces) != 1:
-                raise UnsupportedError(
-                    f"the pool has {len(attachment.namespaces)} drives, and this version reaches those of an export "
-                    "only one by one",
-                    next_step="serve a pool of one drive there, or run the engine on the service's machine",
-                )
-            return self._open_rdma(attachment, attachment.namespaces[0])
+            return self._open_rdma(attachment)
         os.close(hold_liveness(Path(attachment.liveness_path)))  # only to see that it is in reach
         return self._open_local(wanted, attachment)
 
@@ -131,12 +123,12 @@ class PathOpener:
             for layout, units in zip(self.layouts, self.units_per_shard, strict=True)
         )
 
-    def _open_rdma(self, attachment: Attachment, namespace: Namespace) -> DataPath:
+    def _open_rdma(self, attachment: Attachment) -> DataPath:
+        from meshfusion.host.path.exported_drives import open_exported
         from meshfusion.host.path.flexpath.addresses import path_specs
         from meshfusion.host.path.flexpath.board import show_paths
         from meshfusion.host.path.flexpath.locality import shown_gpu
         from meshfusion.host.path.flexpath.multipath import Multipath
-        from meshfusion.host.path.namespace_view import NamespaceView, read_blocks
         from meshfusion.host.path.rdma import rdma_path
         from meshfusion.host.path.rdma_ports import local_ports, paths_to
         from meshfusion.jbof.nvme.auth_keys import parse_secret
@@ -157,13 +149,7 @@ class PathOpener:
         )
         multipath = Multipath(specs)
         try:
-            view = NamespaceView(multipath, namespace.nsid, lba_bytes=namespace.lba_bytes)
-            check_pool(
-                lambda lba: read_blocks(view, namespace.nsid, lba, LBA_BYTES),
-                attachment.pool_uuid,
-                namespace.nsid,
-                "the export",
-            )
+            view, nsids = open_exported(multipath, attachment)
         except BaseException:
             multipath.close(timeout_s=0.0)
             raise
@@ -176,10 +162,10 @@ class PathOpener:
         )
         return rdma_path(
             view,
-            namespace.nsid,
+            nsids,
             self.memory,
             self.layouts,
-            lba_bytes=namespace.lba_bytes,
+            lba_bytes=attachment.namespaces[0].lba_bytes,
             load_threads=self.load_threads,
             read_bytes=READ_BYTES,
             max_units=max(self.units_per_shard),
@@ -221,18 +207,3 @@ def check_pool_file(path: Path, pool_uuid: str, nsid: int) -> None:
             return bytes(raw)
 
         check_pool(read, pool_uuid, nsid, str(path))
-
-
-def check_pool(read: Callable[[int], bytes], pool_uuid: str, nsid: int, where: str) -> None:
-    """``read``: a block of the data. Raises :class:`~meshfusion.jbof.errors.FormatError` when it is another pool's."""
-    label = decode_label_copies([read(lba) for lba in LABEL_LBAS], where=where)
-    if label.pool_uuid.hex() != pool_uuid.replace("-", ""):
-        raise FormatError(
-            f"{where} is pool {label.pool_uuid.hex()}, the service speaks of {pool_uuid}",
-            next_step="run the engine on the service's machine, or correct the service's exports",
-        )
-    if namespace_of(label.drive_number) != nsid:
-        raise FormatError(
-            f"{where} is drive {label.drive_number} of the pool, the service speaks of drive {nsid - 1}",
-            next_step="run the engine on the service's machine, or restart the service",
-        )

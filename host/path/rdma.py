@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import operator
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Final, Protocol
 
@@ -27,11 +27,12 @@ from meshfusion.host.path.path_kind import PathKind
 from meshfusion.host.path.proof import IsDigestRight, outcomes_of
 from meshfusion.host.path.shards import ShardWrite
 from meshfusion.host.path.spans import Span
-from meshfusion.jbof.errors import MeshFusionError, UnsupportedError
+from meshfusion.jbof.errors import MediaError, MeshFusionError, UnsupportedError
 from meshfusion.jbof.format import encode_chunk_header, header_lba_count
 from meshfusion.jbof.media.buffer import AlignedBuffer
 from meshfusion.jbof.nvme.memory import RegionPart, RegisteredRegion
 from meshfusion.jbof.nvme.pending import FateUnknownError, PendingTransfer
+from meshfusion.jbof.pool_addresses import pool_lba, split_pool_lba
 
 logger = logging.getLogger("meshfusion.path")
 
@@ -60,7 +61,7 @@ class NamespaceInitiator(Registrar, Protocol):
 
 def rdma_path(
     initiator: NamespaceInitiator,
-    nsid: int,
+    nsids: Collection[int],
     memory: KvMemory,
     layouts: Sequence[GroupLayout],
     *,
@@ -71,7 +72,8 @@ def rdma_path(
     cpus: Cpus | None = None,
     is_digest_right: IsDigestRight = operator.eq,
 ) -> DataPath:
-    """It owns ``initiator``, not ``memory``, which is closed after it. ``layouts``: of each KV group.
+    """It owns ``initiator``, not ``memory``, which is closed after it. ``nsids``: of the pool's drives, which were
+    proven to be these; what lies on others fails. ``layouts``: of each KV group.
 
     ``read_bytes``: what a load thread has under way; ``max_units``: of the largest shard.
 
@@ -81,7 +83,7 @@ def rdma_path(
     try:
         for layout in layouts:
             check_layout(layout, lba_bytes, initiator.max_descriptors)
-        medium = RdmaMedium(initiator, nsid, memory, tuple(layouts), lba_bytes, read_bytes, max_units, is_digest_right)
+        medium = RdmaMedium(initiator, nsids, memory, tuple(layouts), lba_bytes, read_bytes, max_units, is_digest_right)
     except MeshFusionError:
         initiator.close(timeout_s=0.0)
         raise
@@ -116,7 +118,7 @@ class RdmaMedium:
     def __init__(
         self,
         initiator: NamespaceInitiator,
-        nsid: int,
+        nsids: Collection[int],
         memory: KvMemory,
         layouts: tuple[GroupLayout, ...],
         lba_bytes: int,
@@ -125,7 +127,7 @@ class RdmaMedium:
         is_digest_right: IsDigestRight,
     ) -> None:
         self.initiator = initiator
-        self.nsid = nsid
+        self.nsids = frozenset(nsids)
         self.memory = memory
         self.layouts = layouts
         self.lba_bytes = lba_bytes
@@ -140,6 +142,17 @@ class RdmaMedium:
         self._sink = _buffer_region(initiator, AlignedBuffer(lba_bytes)) if any(self._slack_bytes) else None
         self._zeros = _buffer_region(initiator, AlignedBuffer(lba_bytes)) if any(self._slack_bytes) else None
         self._region = memory.register(initiator)  # last: nothing may fail from here on and leave it open
+
+    def place_of(self, address: int) -> tuple[int, int]:
+        """(NSID, LBA in it) of a pool LBA. Raises :class:`~meshfusion.jbof.errors.MediaError` for a drive that is not
+        reached."""
+        nsid, lba = split_pool_lba(address)
+        if nsid not in self.nsids:
+            raise MediaError(
+                f"drive {nsid - 1} of the pool is not reached here",
+                next_step="look for why in the log of the engine's start; restart the engine when the drive is back",
+            )
+        return nsid, lba
 
     def parts_to_read(self, group: int, block_id: int) -> list[RegionPart]:
         return self._parts(group, block_id, self._sink)
@@ -189,6 +202,7 @@ class RdmaLoader:
     def load(self, job: LoadJob, span: Span) -> list[UnitFailure | None]:
         """Each unit with commands of its own: what lies between units of a span is not read."""
         units = job.units[span.first : span.first + span.unit_count]
+        self._medium.place_of(span.lba)  # a span is one drive's
         job.cleared.wait(max(0.0, job.deadline_s - time.monotonic()))
         if not job.enter():
             return list(job.refused(span.first, len(units)))
@@ -210,8 +224,9 @@ class RdmaLoader:
         try:
             for unit in units:
                 timeout_s = max(0.001, deadline_s - time.monotonic())
+                nsid, lba = medium.place_of(unit.lba)
                 parts = medium.parts_to_read(unit.group, unit.block_id)
-                transfers.append(medium.initiator.begin_read(medium.nsid, unit.lba, parts, timeout_s=timeout_s))
+                transfers.append(medium.initiator.begin_read(nsid, lba, parts, timeout_s=timeout_s))
             return [_error_of(transfer) for transfer in transfers]
         finally:
             _wait_memory_free(transfers)
@@ -234,9 +249,11 @@ class RdmaSaver:
         self._medium = medium
         self._header = AlignedBuffer(header_lba_count(medium.max_units, medium.lba_bytes) * medium.lba_bytes)
         self._header_region = _buffer_region(medium.initiator, self._header)
+        self._unflushed: set[int] = set()  # NSIDs
 
     def write(self, shard: ShardWrite) -> tuple[bytes, ...]:
         medium = self._medium
+        nsid, lba = medium.place_of(pool_lba(shard.extent.namespace, shard.extent.lba))
         shard.produced.wait(SAVE_TIMEOUT_S)
         digests = tuple(medium.memory.digests(medium.layouts[shard.header.group], shard.block_ids))
         header = encode_chunk_header(replace(shard.header, unit_digests=digests), medium.lba_bytes)
@@ -246,7 +263,8 @@ class RdmaSaver:
             memory += medium.parts_to_write(shard.header.group, block_id)
         length_bytes = sum(part.length_bytes for part in memory)
         assert length_bytes == shard.extent.lba_count * medium.lba_bytes, (length_bytes, shard.extent)
-        transfer = medium.initiator.begin_write(medium.nsid, shard.extent.lba, memory, timeout_s=SAVE_TIMEOUT_S)
+        self._unflushed.add(nsid)
+        transfer = medium.initiator.begin_write(nsid, lba, memory, timeout_s=SAVE_TIMEOUT_S)
         error = _error_of(transfer)
         if isinstance(error, FateUnknownError):
             raise WriteInDoubtError(error.message, next_step=error.next_step) from error
@@ -255,7 +273,10 @@ class RdmaSaver:
         return digests
 
     def flush(self) -> None:
-        self._medium.initiator.flush(self._medium.nsid, timeout_s=SAVE_TIMEOUT_S)
+        """Every drive that was written to since it was last flushed (rule 1)."""
+        for nsid in sorted(self._unflushed):
+            self._medium.initiator.flush(nsid, timeout_s=SAVE_TIMEOUT_S)
+            self._unflushed.discard(nsid)
 
     def close(self) -> None: ...
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from meshfusion.jbof.pool_addresses import is_one_drives
+
 GAP_PARTS = 8
 """Units are read together when less than this part of a unit lies between them (a chunk's header, as a rule): what lies
 between is read for nothing."""
@@ -39,6 +41,8 @@ def spans_of(lbas: Sequence[int], *, unit_lbas: int, read_lbas: int) -> list[Spa
             if is_regular and count * step + unit_lbas <= read_lbas:
                 stride = step
                 continue
-        spans.append(Span(first, count, lbas[first], stride, (count - 1) * stride + unit_lbas))
+        lba_count = (count - 1) * stride + unit_lbas
+        assert is_one_drives(lbas[first], lba_count), lbas[first:index]
+        spans.append(Span(first, count, lbas[first], stride, lba_count))
         first, stride = index, unit_lbas
     return spans

@@ -22,6 +22,7 @@ from meshfusion.jbof.format import ChunkHeader, encode_chunk_header
 from meshfusion.jbof.label import Label
 from meshfusion.jbof.media.buffer import AlignedBuffer
 from meshfusion.jbof.media.file import DirectMode, open_data_file
+from meshfusion.jbof.pool_addresses import pool_lba
 
 SEGMENT_BYTES = 1 << 20
 SEGMENT_COUNT = 6
@@ -51,17 +52,18 @@ class Holder:
         self.lock = hold_liveness(Path(self.attachment.liveness_path))
         self.kernels = load_kernels(UNIT_BYTES)
 
-    def reserve(self, i: int, units: int = 3) -> api.ReserveResult:
-        item = api.ReserveItem(key(i), 0, 16 * i, 16, (api.ShardSize(0, UNIT_BYTES, units),))
+    def reserve(self, i: int, units: int = 3, shards: int = 1) -> api.ReserveResult:
+        sizes = tuple(api.ShardSize(rank, UNIT_BYTES, units) for rank in range(shards))
+        item = api.ReserveItem(key(i), 0, 16 * i, 16, sizes)
         request = api.ReserveRequest(self.id, self.attachment.epoch, (item,))
         return self.pool.reserve(request, deadline_s=DEADLINE_S).results[0]
 
-    def write(self, i: int, result: api.ReserveResult, salt: int = 0) -> tuple[bytes, ...]:
-        """Fill the extent with a true header and random units; returns the digests, after the flush."""
-        extent = result.extents[0]
+    def write(self, i: int, result: api.ReserveResult, rank: int = 0, seed: int = 0) -> tuple[bytes, ...]:
+        """Fill a shard's extent with a true header and random units; returns the digests, after the flush."""
+        extent, first, shard_count = result.extents[rank], result.extents[0], len(result.extents)
         with AlignedBuffer(extent.lba_count * 4096) as buffer:
             units = (extent.lba_count - 1) * 4096 // UNIT_BYTES
-            rng = np.random.default_rng((i, salt))
+            rng = np.random.default_rng((i, rank, seed))
             buffer.array[4096:] = rng.integers(0, 256, len(buffer.array) - 4096, dtype=np.uint8)
             starts = [np.array([4096 + unit * UNIT_BYTES], dtype=np.int64) for unit in range(units)]
             digests = tuple(self.kernels.digest_runs(buffer.array, start, UNIT_BYTES) for start in starts)
@@ -71,8 +73,8 @@ class Holder:
                 key=key(i),
                 tenant="default",
                 group=0,
-                rank=0,
-                shard_count=1,
+                rank=rank,
+                shard_count=shard_count,
                 position_tokens=16 * i,
                 token_count=16,
                 segment=extent.segment,
@@ -80,6 +82,8 @@ class Holder:
                 lba=extent.lba,
                 unit_bytes=UNIT_BYTES,
                 unit_digests=digests,
+                first_lba=pool_lba(first.namespace, first.lba) if shard_count > 1 else 0,
+                first_generation=first.generation if shard_count > 1 else 0,
             )
             buffer.view[:4096] = encode_chunk_header(header)
             path = Path(next(n.path for n in self.attachment.namespaces if n.nsid == extent.namespace))
@@ -88,14 +92,22 @@ class Holder:
                 data.flush()
         return digests
 
-    def commit(self, result: api.ReserveResult, digests: tuple[bytes, ...]) -> bool:
-        item = api.CommitItem(result.grant_id, (digests,))
+    def commit(self, result: api.ReserveResult, *digests: tuple[bytes, ...]) -> bool:
+        """``digests``: of each shard."""
+        item = api.CommitItem(result.grant_id, digests)
         request = api.CommitRequest(self.id, self.attachment.epoch, (item,))
         return self.pool.commit(request, deadline_s=DEADLINE_S).committed[0]
 
     def put(self, i: int, units: int = 3) -> bool:
         result = self.reserve(i, units)
         return result.outcome is api.ReserveOutcome.GRANTED and self.commit(result, self.write(i, result))
+
+    def put_shards(self, i: int, units: int = 3, shards: int = 2) -> tuple[api.Extent, ...]:
+        """The same for a chunk of several shards; where they lie."""
+        result = self.reserve(i, units, shards)
+        assert result.outcome is api.ReserveOutcome.GRANTED, result
+        assert self.commit(result, *(self.write(i, result, rank) for rank in range(shards)))
+        return result.extents
 
     def match(self, *chunks: int) -> api.MatchReply:
         group = api.GroupKeys(0, tuple(key(i) for i in chunks), (0,) * len(chunks))

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import lmdb
@@ -131,6 +132,21 @@ def test_opening_a_segment_forgets_its_chunks_and_no_others(path: Path) -> None:
         assert left.keys() == {chunk(i).key for i in range(CHUNK_COUNT) if not 25 <= i < 50 or i == 30}
         assert SegmentRecord(1, 2, 7) in index.segment_records()
     assert scan(path).damaged_count == 0
+
+
+def test_a_chunk_with_two_shards_in_a_segment_is_in_it_once(path: Path) -> None:
+    """Its segment's summary would name every one of them twice."""
+    one = chunk(0)
+    second = replace(one.shards[0], rank=1, extent=replace(one.shards[0].extent, lba=one.shards[0].extent.lba + 900))
+    both = replace(one, shards=(one.shards[0], second))
+    with reopen(path) as index:
+        index.apply([PutChunk(both)])
+        found = index.chunks_in(SegmentRecord(0, 1, 1))
+        assert found is not None
+        assert sorted(record.key for record in found) == sorted(chunk(i).key for i in range(25))
+        assert both in found
+        index.apply([OpenSegment(SegmentRecord(0, 2, 9))])
+        assert index.chunks_in(SegmentRecord(0, 2, 9)) == []
 
 
 def test_a_transaction_is_all_or_nothing(path: Path) -> None:

@@ -25,7 +25,7 @@ from meshfusion.jbof.format import (
 u32 = st.integers(0, 2**32 - 1)
 u64 = st.integers(0, 2**64 - 1)
 digests = st.lists(st.binary(min_size=8, max_size=8), min_size=1, max_size=40).map(tuple)
-tenants = st.text(max_size=64).filter(lambda text: len(text.encode(errors="replace")) <= 64 and _encodable(text))
+tenants = st.text(max_size=48).filter(lambda text: len(text.encode(errors="replace")) <= 48 and _encodable(text))
 headers = st.builds(
     ChunkHeader,
     pool_uuid=st.binary(min_size=16, max_size=16),
@@ -42,6 +42,8 @@ headers = st.builds(
     lba=u64,
     unit_bytes=st.integers(1, 2**32 - 1),
     unit_digests=digests,
+    first_lba=u64,
+    first_generation=u64,
 )
 HEADER = ChunkHeader(
     pool_uuid=bytes(range(16)),
@@ -58,6 +60,8 @@ HEADER = ChunkHeader(
     lba=7,
     unit_bytes=8,
     unit_digests=(b"digest_0", b"digest_1"),
+    first_lba=10,
+    first_generation=11,
 )
 
 
@@ -86,7 +90,8 @@ def test_chunk_header_bytes_by_hand() -> None:
         + bytes(range(16))
         + b"i" * 32
         + b"k" * 32
-        + b"default".ljust(64, b"\0")
+        + b"default".ljust(48, b"\0")
+        + numbers(8, 10, 11)  # where the first shard begins, its generation
         + b"digest_0digest_1"
     )
     assert encode_chunk_header(HEADER) == (body + zlib.crc32(body).to_bytes(4, "little")).ljust(4096, b"\0")
@@ -129,7 +134,7 @@ def test_a_truncated_header_is_seen(header: ChunkHeader, length_bytes: int) -> N
     ("position", "value"),
     [
         (16, bytes(4)),  # unit_bytes 0
-        (36, b"\x41\0"),  # tenant of 65 bytes
+        (36, b"\x31\0"),  # tenant of 49 bytes
         (38, bytes(2)),  # no shards
         (144, b"\xff"),  # tenant not UTF-8
         (12, bytes(4)),  # no units

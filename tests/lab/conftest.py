@@ -23,7 +23,7 @@ CASE_DEADLINE_S = 180.0
 NVMF_TGT_VARIABLE = "MESHFUSION_TEST_NVMF_TGT"
 """Names SPDK's target, built with RDMA, for the tests that need it: it comes from no registry."""
 
-collect_ignore = [] if os.environ.get(NVMF_TGT_VARIABLE) else ["test_reservations_spdk.py"]
+collect_ignore = [] if os.environ.get(NVMF_TGT_VARIABLE) else ["test_reservations_spdk.py", "test_pool_drives_spdk.py"]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

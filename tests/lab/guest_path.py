@@ -54,7 +54,7 @@ def opened(kv: KvMemory, address: str, **settings: Any) -> tuple[DataPath, Initi
     initiator, _ = join(address, **settings)
     path = rdma_path(
         initiator,
-        NSID,
+        {NSID},
         HostKvMemory(kv.memory, KERNELS),
         (kv.layout,),
         lba_bytes=LBA_BYTES,

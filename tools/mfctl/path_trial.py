@@ -15,10 +15,10 @@ from typing import Final, NamedTuple
 
 from meshfusion.dpu.api.client import GrpcChunkService
 from meshfusion.dpu.api.types import Access, Attachment, ChunkService, Namespace
+from meshfusion.host.path.drive_proof import check_pool
 from meshfusion.host.path.flexpath.addresses import PathAddress, path_specs
 from meshfusion.host.path.flexpath.link import PathInitiator, PathSpec
 from meshfusion.host.path.namespace_view import APPEAR_S, read_blocks
-from meshfusion.host.path.opening import check_pool
 from meshfusion.host.path.rdma_ports import local_ports, paths_to
 from meshfusion.host.pool_standing import PoolStanding
 from meshfusion.jbof.errors import ConfigError, MediaError, MeshFusionError, UnsupportedError
@@ -75,11 +75,10 @@ def try_paths(service_address: str, load: ReadLoad) -> list[Outcome]:
     client = GrpcChunkService(service_address)
     try:
         with attached(client) as attachment:
-            (namespace,) = attachment.namespaces
-            _check_load(load, namespace)
+            _check_load(load, attachment.namespaces)
             # One for all paths, and longer than any of them: a queue pair that does not end may still write there.
             buffer = AlignedBuffer(load.size_bytes * load.depth)
-            return [_try_path(way, attachment, namespace, load, buffer) for way in ways_to(attachment)]
+            return [_try_path(way, attachment, load, buffer) for way in ways_to(attachment)]
     finally:
         client.close()
 
@@ -121,25 +120,31 @@ def ways_to(attachment: Attachment) -> list[Way]:
     return [Way(address, spec) for address, spec in zip(addresses, specs, strict=True)]
 
 
-def _check_load(load: ReadLoad, namespace: Namespace) -> None:
-    size_bytes, data_bytes = load.size_bytes, namespace.lba_count * namespace.lba_bytes
+def _check_load(load: ReadLoad, namespaces: Sequence[Namespace]) -> None:
+    for namespace in namespaces:
+        _check_reads(load.size_bytes, namespace)
+
+
+def _check_reads(size_bytes: int, namespace: Namespace) -> None:
+    data_bytes = namespace.lba_count * namespace.lba_bytes
     if size_bytes % namespace.lba_bytes or size_bytes > data_bytes:
         raise ConfigError(
-            f"reads of {size_bytes} bytes cannot be made: the pool has {data_bytes} bytes in blocks of "
+            f"reads of {size_bytes} bytes cannot be made: a drive has {data_bytes} bytes in blocks of "
             f"{namespace.lba_bytes}",
-            next_step=f"Give --size as a multiple of {namespace.lba_bytes} bytes, at most the pool's size.",
+            next_step=f"Give --size as a multiple of {namespace.lba_bytes} bytes, at most a drive's size.",
         )
 
 
-def _try_path(way: Way, attachment: Attachment, namespace: Namespace, load: ReadLoad, buffer: AlignedBuffer) -> Outcome:
+def _try_path(way: Way, attachment: Attachment, load: ReadLoad, buffer: AlignedBuffer) -> Outcome:
     address = way.address
     local = address.net_device if address.source_address is None else f"{address.net_device} {address.source_address}"
     portal = f"rdma://{address.portal}:{address.service}"
     try:
         initiator = way.spec.open(lambda event: None)
         try:
-            reader = _Reader(initiator, namespace, load, buffer)
-            check_pool(reader.block, attachment.pool_uuid, namespace.nsid, portal)
+            reader = _Reader(initiator, attachment.namespaces, load, buffer)
+            for namespace in attachment.namespaces:
+                check_pool(partial(reader.block, namespace.nsid), attachment.pool_uuid, namespace.nsid, portal)
             seconds, latencies_s = reader.run()
         finally:
             initiator.close(timeout_s=CLOSE_S)
@@ -161,22 +166,31 @@ def percentile(values: Sequence[float], part: float) -> float:
     return sorted(values)[max(0, math.ceil(part * len(values)) - 1)]
 
 
-class _Reader:
-    """Of one path. Raises :class:`~meshfusion.jbof.errors.MeshFusionError` when it does not show the namespace."""
+class _Drive(NamedTuple):
+    """``factor``: the namespace's blocks in one of the pool's; ``places``: where a read may begin, ``read_lbas`` of its
+    blocks apart."""
 
-    def __init__(self, initiator: PathInitiator, namespace: Namespace, load: ReadLoad, buffer: AlignedBuffer) -> None:
+    factor: int
+    places: int
+    read_lbas: int
+
+
+class _Reader:
+    """Of one path, from all drives alike. Raises :class:`~meshfusion.jbof.errors.MeshFusionError` when it does not show
+    one of them."""
+
+    def __init__(
+        self, initiator: PathInitiator, namespaces: Sequence[Namespace], load: ReadLoad, buffer: AlignedBuffer
+    ) -> None:
         self._initiator = initiator
-        self._nsid = namespace.nsid
         self._load = load
         self._buffer = buffer
-        self._factor = namespace.lba_bytes // _lba_bytes(initiator, namespace)
-        self._read_lbas = load.size_bytes // namespace.lba_bytes * self._factor
-        self._places = namespace.lba_count * namespace.lba_bytes // load.size_bytes
+        self._drives = {namespace.nsid: _drive(initiator, namespace, load.size_bytes) for namespace in namespaces}
         self._rng = random.Random(0)
 
-    def block(self, lba: int) -> bytes:
+    def block(self, nsid: int, lba: int) -> bytes:
         """``lba``: in the pool's blocks."""
-        return read_blocks(self._initiator, self._nsid, lba * self._factor, LBA_BYTES)
+        return read_blocks(self._initiator, nsid, lba * self._drives[nsid].factor, LBA_BYTES)
 
     def run(self) -> tuple[float, list[float]]:
         """How many seconds it took, and each read. Raises what the first read raises that fails."""
@@ -208,9 +222,11 @@ class _Reader:
 
     def _begin(self, region: RegisteredRegion, slot: int, when_ended: Callable[[_Ended], None]) -> None:
         part = region.part(slot * self._load.size_bytes, self._load.size_bytes)
-        lba = self._rng.randrange(self._places) * self._read_lbas
+        nsid = self._rng.choice(list(self._drives))
+        drive = self._drives[nsid]
+        lba = self._rng.randrange(drive.places) * drive.read_lbas
         began_s = time.monotonic()
-        pending = self._initiator.begin_read(self._nsid, lba, [part], timeout_s=READ_TIMEOUT_S)
+        pending = self._initiator.begin_read(nsid, lba, [part], timeout_s=READ_TIMEOUT_S)
         pending.when_ended(partial(_tell, when_ended, slot, pending, began_s))
 
 
@@ -223,6 +239,12 @@ class _Ended(NamedTuple):
 def _tell(when_ended: Callable[[_Ended], None], slot: int, pending: PendingTransfer, began_s: float) -> None:
     """On the initiator's thread, so that it is the path that is timed, and not whoever looks at it."""
     when_ended(_Ended(slot, pending, time.monotonic() - began_s))
+
+
+def _drive(initiator: PathInitiator, namespace: Namespace, size_bytes: int) -> _Drive:
+    factor = namespace.lba_bytes // _lba_bytes(initiator, namespace)
+    places = namespace.lba_count * namespace.lba_bytes // size_bytes
+    return _Drive(factor, places, size_bytes // namespace.lba_bytes * factor)
 
 
 def _lba_bytes(initiator: PathInitiator, namespace: Namespace) -> int:

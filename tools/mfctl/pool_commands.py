@@ -206,6 +206,8 @@ def check(path: Path, rate_bytes: int | None, output_format: str) -> None:
         print_json(report)
     else:
         click.echo(f"checked {report.chunks_checked} chunks, {format_bytes(report.bytes_checked)}")
+        if report.chunks_away:
+            click.echo(f"left out {report.chunks_away} chunks with a shard on a drive that is away")
         for entry in report.damaged:
             click.echo(f"damaged: {entry}")
         if report.index_damaged:

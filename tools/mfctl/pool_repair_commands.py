@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 import uuid
 from functools import partial
@@ -28,10 +29,11 @@ PATH = click.Path(path_type=Path, readable=False)
 )  # fmt: skip
 @format_option
 def rebuild_index(path: Path, config_path: Path | None, output_format: str) -> None:
-    """Make the index of the pool in PATH anew from what is on its drive, when it is lost or damaged.
+    """Make the index of the pool in PATH anew from what is on its drives, when it is lost or damaged.
 
     Nobody may use the pool meanwhile, and no engine that used it may live. Chunks of segments that were being written
-    are compared with their digests. What was dropped as damaged may be found again; a load finds that again, too.
+    are compared with their digests. What was dropped as damaged may be found again; a load finds that again, too. A
+    drive that is away is left out, and is not used before this is done again with it.
     """
     from meshfusion.dpu.pool_rebuild import rebuild_index as rebuild
 
@@ -52,7 +54,11 @@ def rebuild_index(path: Path, config_path: Path | None, output_format: str) -> N
             f"left out {report.chunks_refused} extents that are not what they say, or were not written to the end"
         )
     if report.shards_left_out:
-        click.echo(f"left out {report.shards_left_out} shards of chunks that have several")
+        click.echo(f"left out {report.shards_left_out} shards of chunks of which not all shards were found")
+    for number, problem in rebuilt.drives_left_out:
+        click.echo(f"left out drive {number} and every chunk with a shard on it: {problem}")
+    if rebuilt.drives_left_out:
+        click.echo(f"to use it again: mfctl pool rebuild-index {shlex.quote(str(path))} when it is there")
     if rebuilt.reads_failed:
         click.echo(f"left out what {rebuilt.reads_failed} failed reads would have shown: look at the drive's health")
     click.echo(f"read {format_bytes(rebuilt.blocks_read * 4096)} in {rebuilt.reads} reads and {seconds:.1f} s")
@@ -91,6 +97,8 @@ def repair(path: Path, output_format: str) -> None:
         print_json(report)
         return
     click.echo(f"checked {report.chunks_checked} chunks")
+    if report.chunks_away:
+        click.echo(f"left out {report.chunks_away} chunks with a shard on a drive that is away")
     for line in report.chunks_dropped:
         click.echo(f"dropped: {line}")
     if report.index_entries_dropped:

@@ -10,6 +10,7 @@ from meshfusion.host.connector.vllm.messages import RunWritten, SaveOrder
 from meshfusion.host.kv.chunk_form import ChunkForm
 from meshfusion.host.path.shards import ShardWrite, ShardWritten, WriteFate
 from meshfusion.jbof.format import ChunkHeader
+from meshfusion.jbof.pool_addresses import pool_lba
 
 
 class RunWrites:
@@ -31,8 +32,9 @@ class RunWrites:
         """One for each granted chunk that this rank has a shard of its own of."""
         order, granted = self.order, self.order.granted
         writes = []
-        for i, extent in zip(self._mine, self._extents(), strict=True):
+        for i, (extent, first) in zip(self._mine, self._extents(), strict=True):
             group, index, block_ids = order.groups[i], order.indexes[i], order.block_ids[i]
+            shard_count = self._form.shard_count(group)
             assert len(block_ids) == len(self._form.plans[group].kept_blocks(index)), (group, index, block_ids)
             header = ChunkHeader(
                 pool_uuid=pool_uuid,
@@ -41,7 +43,7 @@ class RunWrites:
                 tenant="default",
                 group=group,
                 rank=self._rank,
-                shard_count=self._form.shard_count(group),
+                shard_count=shard_count,
                 position_tokens=index * self._form.chunk_tokens,
                 token_count=self._form.chunk_tokens,
                 segment=extent.segment,
@@ -49,17 +51,20 @@ class RunWrites:
                 lba=extent.lba,
                 unit_bytes=self._form.unit_bytes[group],
                 unit_digests=(),
+                first_lba=pool_lba(first.namespace, first.lba) if shard_count > 1 else 0,
+                first_generation=first.generation if shard_count > 1 else 0,
             )
             writes.append(ShardWrite((order.run_id, i), extent, header, block_ids))
         return writes
 
-    def _extents(self) -> list[Extent]:
-        """Where they go, one for each of mine."""
+    def _extents(self) -> list[tuple[Extent, Extent]]:
+        """Where they go, one for each of mine, and where the first shard of its chunk goes."""
+        places = self.order.granted.extents
         extents, first_shard = [], 0
         for group in self.order.groups:
             if self._form.is_writer(group, self._rank):
                 shard = first_shard + self._form.shard_at(group, self._rank)
-                extents.append(Extent(*self.order.granted.extents[shard]))
+                extents.append((Extent(*places[shard]), Extent(*places[first_shard])))
             first_shard += self._form.shard_count(group)
         assert first_shard == len(self.order.granted.extents), self.order
         return extents

@@ -17,6 +17,8 @@ from tests.dpu.export.real_spdk import RealSpdk
 NVMF_TGT = os.environ.get("MESHFUSION_TEST_NVMF_TGT", "")
 """Path of an nvmf_tgt, with spdk_nvme_perf beside it: the suite runs against it too."""
 
+collect_ignore = [] if NVMF_TGT else ["test_opening_spdk.py"]
+
 
 class Spdk(Protocol):
     @property

@@ -157,7 +157,7 @@ def test_what_cannot_be_exported() -> None:
         Export(PREFIX, frozenset({replace(WANTED, nqn="nqn.2026-11.io.example:other")}))
     with pytest.raises(ConfigError, match="NSID 1 is there twice"):
         replace(WANTED, namespaces=frozenset({namespace(1, "a0"), namespace(1, "a1")}))
-    for nsid, nguid, backing in ((0, "0" * 32, "x"), (129, "0" * 32, "x"), (1, "A" * 32, "x"), (1, "0" * 32, "")):
+    for nsid, nguid, backing in ((0, "0" * 32, "x"), (256, "0" * 32, "x"), (1, "A" * 32, "x"), (1, "0" * 32, "")):
         with pytest.raises(ConfigError):
             Namespace(nsid, UUID(int=0), nguid, backing)
     with pytest.raises(ConfigError, match="not an absolute path"):

@@ -18,9 +18,10 @@ from meshfusion.host.pool_events import ALONE, GrantedRun
 PLANS = (GroupPlan(0, WholePrefix(), 16, 32), GroupPlan(1, LastWindow(17), 16, 32))
 FORM = ChunkForm(PLANS, (100, 60), 4, (1, 2))
 POOL = b"p" * 16
+DRIVE = 1 << 40
 GROUPS, INDEXES = (1, 0, 1), (4, 5, 5)
 EXTENTS = tuple(
-    (1, lba // 10, lba, 9, 7) for lba in range(0, 80, 10)
+    (3, lba // 10, lba, 9, 7) for lba in range(0, 80, 10)
 )  # 2 of the first, 4 of the second, 2 of the third
 GRANTED = GrantedRun(
     "h", 1, b"i" * 32, (0, 2, 3), (b"a" * 32, b"b" * 32, b"c" * 32), ("g1", "g2", "g3"), EXTENTS, (5, 6, 6)
@@ -28,6 +29,8 @@ GRANTED = GrantedRun(
 ORDER = SaveOrder(7, GROUPS, INDEXES, ((9,), (1, 2), (8,)), GRANTED)
 PLACES = {0: {0: 0, 1: 20, 2: 60}, 1: {1: 30}, 2: {0: 10, 1: 40, 2: 70}, 3: {1: 50}}
 """Where each rank writes of which granted chunk, counted by hand."""
+FIRST_LBAS = (2 * DRIVE, 2 * DRIVE + 20, 2 * DRIVE + 60)
+"""Where the first shard of each granted chunk goes, as a pool LBA of drive 2."""
 
 
 def written(number: int, *, fate: WriteFate = WriteFate.DURABLE, reason: str = "") -> ShardWritten:
@@ -42,11 +45,19 @@ def test_each_rank_writes_its_shards_where_they_are_granted(rank: int) -> None:
     for write in writes:
         number, header = write.save_id[1], write.header
         assert write.save_id[0] == 7
-        assert write.extent == Extent(1, write.extent.lba // 10, write.extent.lba, 9, 7)
+        assert write.extent == Extent(3, write.extent.lba // 10, write.extent.lba, 9, 7)
         assert (header.rank, header.group, header.key) == (rank, GROUPS[number], GRANTED.keys[number])
         assert (header.position_tokens, header.token_count) == (INDEXES[number] * 32, 32)
         assert (header.unit_bytes, write.block_ids) == ((100, 60)[GROUPS[number]], ORDER.block_ids[number])
         assert (header.segment, header.generation, header.lba) == (write.extent.segment, 7, write.extent.lba)
+        assert (header.first_lba, header.first_generation) == (FIRST_LBAS[number], 7), "all ranks name the same"
+
+
+def test_a_chunk_of_one_shard_names_no_write() -> None:
+    form = ChunkForm(PLANS[:1], (100,))
+    granted = GrantedRun("h", 1, b"i" * 32, (0,), (b"a" * 32,), ("g1",), EXTENTS[:1], (5,))
+    (write,) = RunWrites(SaveOrder(7, (0,), (0,), ((1, 2),), granted), form, 0).shard_writes(POOL)
+    assert (write.header.shard_count, write.header.first_lba, write.header.first_generation) == (1, 0, 0)
 
 
 def test_a_report_comes_once_with_what_this_rank_wrote() -> None:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from meshfusion.host.path import namespace_view
 from meshfusion.host.path.namespace_view import NamespaceView, read_blocks
 from meshfusion.jbof.errors import MediaError, UnsupportedError
 from meshfusion.jbof.nvme.memory import RegionPart
@@ -35,6 +34,12 @@ class Shown:
         return getattr(self.namespace, name)
 
 
+def view_of(shown: Any, nsid: int = NSID) -> NamespaceView:
+    view = NamespaceView(shown, lba_bytes=4096)
+    view.add(nsid)
+    return view
+
+
 @pytest.fixture
 def shown() -> Any:
     return Shown()
@@ -42,12 +47,12 @@ def shown() -> Any:
 
 def test_blocks_are_counted_as_the_pool_does(shown: Any) -> None:
     shown.medium[5 * 4096 : 6 * 4096] = b"x" * 4096
-    assert read_blocks(NamespaceView(shown, NSID, lba_bytes=4096), NSID, 5, 4096) == b"x" * 4096
+    assert read_blocks(view_of(shown), NSID, 5, 4096) == b"x" * 4096
 
 
 def test_smaller_blocks_of_the_target_are_taken_together(shown: Any) -> None:
     shown.blocks = 512
-    view = NamespaceView(shown, NSID, lba_bytes=4096)
+    view = view_of(shown)
     shown.medium[3 * 4096 : 4 * 4096] = b"y" * 4096
     assert read_blocks(view, NSID, 3, 4096) == b"y" * 4096
     assert shown.asked == [24]
@@ -57,17 +62,16 @@ def test_smaller_blocks_of_the_target_are_taken_together(shown: Any) -> None:
 def test_blocks_that_do_not_fit_are_refused(shown: Any, blocks: int) -> None:
     shown.blocks = blocks
     with pytest.raises(UnsupportedError, match=rf"blocks of {blocks} bytes"):
-        NamespaceView(shown, NSID, lba_bytes=4096)
+        view_of(shown)
 
 
-def test_a_namespace_that_nobody_shows(shown: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(namespace_view, "APPEAR_S", 0.05)
+def test_a_namespace_that_nobody_shows(shown: Any) -> None:
     with pytest.raises(MediaError, match="does not show namespace 3"):
-        NamespaceView(shown, 3, lba_bytes=4096)
+        NamespaceView(shown, lba_bytes=4096).add(3, appear_s=0.05)
 
 
 def test_a_read_that_fails_is_told_and_gives_its_memory_up(shown: Any) -> None:
     shown.namespace.error = MediaError("no", next_step="-")
     with pytest.raises(MediaError, match="no"):
-        read_blocks(NamespaceView(shown, NSID, lba_bytes=4096), NSID, 0, 4096)
+        read_blocks(view_of(shown), NSID, 0, 4096)
     assert all(region.is_closed for region in shown.namespace.regions)

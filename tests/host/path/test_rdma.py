@@ -36,7 +36,7 @@ class Rig:
         self.namespace = namespace
         self.path: DataPath = rdma_path(
             namespace,
-            NSID,
+            {NSID},
             HostKvMemory(kv.memory, kernels),
             (kv.layout,),
             lba_bytes=LBA_BYTES,

@@ -121,7 +121,7 @@ class CudaRig:
         self.memory = cuda_memory(gpu, self.kv, **(facts or {}))
         self.path = rdma_path(
             self.namespace,
-            NSID,
+            {NSID},
             self.memory,
             (self.kv.layout,),
             lba_bytes=LBA_BYTES,

@@ -15,7 +15,7 @@ from meshfusion.jbof.nvme.pending import PendingTransfer
 from meshfusion.jbof.nvme.registration import AddressRange, DmaBufRange, MemoryRange
 from meshfusion.jbof.nvme.sgl import RemoteMemory
 
-NSID = 7
+NSID = 1
 
 
 @dataclass

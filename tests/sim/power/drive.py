@@ -98,6 +98,15 @@ class Drive:
             found.fault_count += 1
         return found
 
+    def copy(self) -> Drive:
+        """As it is; what is done to either does not concern the other."""
+        cached = {lba: list(versions) for lba, versions in self.cached.items()}
+        found = Drive(
+            self.rng, self.lba_count, self.frees, self.promises_zeros, self.faults, dict(self.durable), cached
+        )
+        found.fault_count = self.fault_count
+        return found
+
     def _write(self, lba: int, data: bytes) -> list[int]:
         """Returns the blocks that were really written."""
         assert data

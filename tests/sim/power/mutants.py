@@ -8,13 +8,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
 
-from meshfusion.dpu.pool_medium import PoolMedium
+from meshfusion.dpu import rebuild_shards
+from meshfusion.dpu.pool_medium import PoolMedium, ShelfMedium
+from meshfusion.dpu.rebuild_shards import ShardGatherer
 from meshfusion.jbof import recovery
-from meshfusion.jbof.format import decode_chunk_header
+from meshfusion.jbof.format import ChunkHeader, decode_chunk_header
 from meshfusion.jbof.segment_format import SegmentHeader, decode_summary_part
 from meshfusion.jbof.segments import Allocation, SegmentRecord, SegmentTable, SummaryState
 from tests.sim.power import recovery as recovery_checks
 from tests.sim.power.drive import Drive
+from tests.sim.power.recovery import Drives
 from tests.sim.power.world import Rules
 
 
@@ -172,15 +175,58 @@ def _believes_stale_summaries() -> Iterator[None]:
 def _rebuilds_without_a_flush() -> Iterator[None]:
     real = recovery_checks.rebuilt_index
 
-    def unflushed(drive: Drive) -> Any:
-        with patch.object(drive, "flush", lambda: None):
-            return real(drive)
+    def unflushed(drives: Drives, drive_count: int) -> Any:
+        with contextlib.ExitStack() as stack:
+            for drive in drives.values():
+                stack.enter_context(patch.object(drive, "flush", lambda: None))
+            return real(drives, drive_count)
 
     with (
         patch.object(recovery_checks, "rebuilt_index", unflushed),
         patch("tests.sim.power.world.rebuilt_index", unflushed),
     ):
         yield
+
+
+@contextlib.contextmanager
+def _offers_part_of_a_chunk() -> Iterator[None]:
+    """As if each shard were all of its chunk."""
+    real = ShardGatherer.add
+
+    def add(gatherer: ShardGatherer, header: ChunkHeader) -> Any:
+        return real(gatherer, replace(header, shard_count=1, rank=0))
+
+    with patch.object(ShardGatherer, "add", add):
+        yield
+
+
+@contextlib.contextmanager
+def _mixes_writes() -> Iterator[None]:
+    """Takes shards of one chunk for those of one write."""
+    real = rebuild_shards._write_of
+
+    def of_any(header: ChunkHeader) -> Any:
+        return replace(real(header), first_lba=0, first_generation=0)
+
+    with patch.object(rebuild_shards, "_write_of", of_any):
+        yield
+
+
+class FlushesHeadersOnOneDrive(ShelfMedium):
+    def open_segments(self, records: Iterable[SegmentRecord]) -> None:
+        with contextlib.ExitStack() as stack:
+            for number, medium in self._media.items():
+                if number:
+                    stack.enter_context(patch.object(medium._medium, "flush", lambda: None))
+            super().open_segments(records)
+
+
+class OpensOneOfEach(ShelfMedium):
+    """Of segments that are opened together, the headers of the first one's drive only."""
+
+    def open_segments(self, records: Iterable[SegmentRecord]) -> None:
+        records = tuple(records)
+        super().open_segments(record for record in records if record.segment >> 24 == records[0].segment >> 24)
 
 
 MUTANTS: dict[str, Rules] = {
@@ -197,9 +243,18 @@ MUTANTS: dict[str, Rules] = {
     "keeps no room for the summary": Rules(segments=KeepsNoRoomForTheSummary),
     "skips the generation": Rules(segments=SkipsGeneration),
 }
+DRIVES_MUTANTS: dict[str, Rules] = {
+    "a holder flushes one of the drives that it wrote to": Rules(flushes_all=False),
+    "headers are flushed on one drive only": Rules(shelf_medium=FlushesHeadersOnOneDrive),
+    "of segments opened together only one drive's have headers": Rules(shelf_medium=OpensOneOfEach),
+}
 RECOVERY_MUTANTS: dict[str, Callable[[], contextlib.AbstractContextManager[None]]] = {
     "a scan does not compare digests": _proves_nothing,
     "a scan believes stale chunk headers": _believes_stale_headers,
     "believes stale summaries": _believes_stale_summaries,
     "rebuilds from what is not flushed": _rebuilds_without_a_flush,
+}
+SHARDS_MUTANTS: dict[str, Callable[[], contextlib.AbstractContextManager[None]]] = {
+    "offers part of a chunk": _offers_part_of_a_chunk,
+    "mixes writes": _mixes_writes,
 }

@@ -1,4 +1,5 @@
-"""The real store, its writer and the format on a drive that loses power at every write of a random history.
+"""The real store, its writer and the format on drives that lose power at every write of a random history: all at once,
+or one of them while the others live on.
 
 One service and its holders, who all die with it. The history goes on undisturbed while every write of it is looked at
 as if the power went there; now and then it really does, and the service starts again with its index or without.
@@ -13,51 +14,60 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from meshfusion.dpu.api import types as api
-from meshfusion.dpu.pool_medium import PoolMedium
+from meshfusion.dpu.pool_medium import PoolMedium, ShelfMedium
 from meshfusion.dpu.pool_writer import apply_effects
 from meshfusion.dpu.store.store import Step, Store, StoreOptions
 from meshfusion.jbof.format import LBA_BYTES, ChunkHeader, encode_chunk_header, shard_lba_count
+from meshfusion.jbof.pool_addresses import pool_lba, split_pool_lba
 from meshfusion.jbof.segments import SegmentTable
+from meshfusion.jbof.shelf import Shelf, ShelfDrive
 from tests.sim.power.drive import Drive, Faults
 from tests.sim.power.recovery import (
-    GEOMETRY,
-    LABEL,
+    POOL_UUID,
     Expected,
     ModelIndex,
     bytes_of,
     check_normal,
     check_rebuilt,
     digest_of,
+    geometry_of,
+    label_of,
     rebuilt_index,
 )
 
 OPTIONS = StoreOptions(max_pinned_fraction=0.4, quarantine_max_fraction=0.9)
 KEYS = 24
+SHARD_COUNTS = (1, 2)  # of chunks, by their keys
 IDENTITY = b"I" * 32
 CHUNK_TOKENS = 16
+AGAIN_SHARE = 0.3  # of the reserves, for a chunk that was given up
+AWAY_SHARE = 0.2  # of the cuts, where there are several drives
 
 
 @dataclass(frozen=True)
 class Rules:
-    """What runs; mutants replace parts of it. ``flushes``: does a holder, before it commits?"""
+    """What runs; mutants replace parts of it. ``flushes``: does a holder, before it commits? ``flushes_all``: every
+    drive that it wrote to?"""
 
     segments: type[SegmentTable] = SegmentTable
     medium: type[PoolMedium] = PoolMedium
+    shelf_medium: type[ShelfMedium] = ShelfMedium
     drive: type[Drive] = Drive
     flushes: bool = True
+    flushes_all: bool = True
 
 
 @dataclass
 class Work:
-    """A grant and what is still to be written under it."""
+    """A grant and what is still to be written under it. ``digests``: of each shard; ``blocks``: by pool LBA;
+    ``unflushed``: the drives that it was written to since they were flushed."""
 
     grant_id: str
     key: bytes
-    extent: api.Extent
-    digests: tuple[bytes, ...]
+    digests: tuple[tuple[bytes, ...], ...]
     blocks: dict[int, bytes]
     through: bool  # every write with FUA
-    is_flushed: bool = True
+    unflushed: set[int] = field(default_factory=set)
 
 
 @dataclass
@@ -65,20 +75,26 @@ class World:
     rng: random.Random
     rules: Rules = field(default_factory=Rules)
     faults: Faults = field(default_factory=Faults)
+    drive_count: int = 1
     cuts_per_write: int = 1
 
     def __post_init__(self) -> None:
         self.seen: Counter[str] = Counter()
-        lba_count = GEOMETRY.end_lba(GEOMETRY.segment_count - 1)
-        frees, promises = self.rng.random() < 0.6, self.rng.random() < 0.3
-        self.drive = self.rules.drive(self.rng, lba_count, frees, promises, self.faults)
+        self.geometries = {number: geometry_of(number, self.drive_count) for number in range(self.drive_count)}
+        self.drives = {number: self._new_drive(number) for number in self.geometries}
         self.index = ModelIndex()
         self.written: dict[bytes, set[bytes]] = {}
         self.handed_out: dict[int, int] = {}
         self.served_epoch = 0
+        self.aborted: list[bytes] = []
         self.now_s = 0.0
         self.lives = 0
         self.start()
+
+    def _new_drive(self, number: int) -> Drive:
+        lba_count = self.geometries[number].end_lba(self.geometries[number].segments[-1])
+        frees, promises = self.rng.random() < 0.6, self.rng.random() < 0.3
+        return self.rules.drive(self.rng, lba_count, frees, promises, self.faults)
 
     @property
     def is_sound(self) -> bool:
@@ -89,12 +105,16 @@ class World:
     def start(self) -> None:
         self.lives += 1
         self.index.epoch += 1
-        self.drive.on_write = self.cut
-        self.medium = self.rules.medium(self.drive, LABEL, GEOMETRY, self.index.epoch)
-        self.medium.write_owner()
+        media = {}
+        for number, drive in self.drives.items():
+            drive.on_write = self.cut
+            geometry = self.geometries[number]
+            media[number] = self.rules.medium(drive, label_of(geometry), geometry, self.index.epoch)
+            media[number].write_owner()
+        self.medium = self.rules.shelf_medium(media)
         self.served_epoch = self.index.epoch
         self.store = Store(
-            self.rules.segments(GEOMETRY, self.index.segments.values()),
+            self._shelf(),
             OPTIONS,
             epoch=self.index.epoch,
             former_holders=tuple(self.index.holders.values()),
@@ -107,6 +127,15 @@ class World:
         self.holder_id = f"worker-{self.lives}"
         self.settle(self.store.attach(self.now_s, _attach_request(self.holder_id)))
 
+    def _shelf(self) -> Shelf:
+        records = tuple(self.index.segments.values())
+        last_seq = max((record.opened_seq for record in records), default=0)
+        tables = (
+            self.rules.segments(geometry, (record for record in records if record.segment in geometry.segments))
+            for geometry in self.geometries.values()
+        )
+        return Shelf(map(ShelfDrive, tables), last_seq)
+
     def settle(self, step: Step[Any]) -> Any:
         """Its effects become durable, as the pool's writer does it; then its reply leaves."""
         if step.effects:
@@ -116,13 +145,15 @@ class World:
         return step.reply
 
     def restart(self) -> None:
-        """Killed, or without power; the index survives, or does not."""
+        """Killed, or without power, which may be that of one drive; the index survives, or does not."""
         kind = self.rng.choice(("kill", "cut"))
         if kind == "cut":
-            self.drive = self.drive.after_cut(self.rng)
-        self.drive.on_write = lambda: None
+            self.drives = self._after_cut()
+        for drive in self.drives.values():
+            drive.on_write = lambda: None
         if self.rng.random() < 0.5:
-            self.index = rebuilt_index(self.drive)[0] if not self.is_sound else self._rebuilt(self.drive)
+            sound = self.is_sound
+            self.index = self._rebuilt(self.drives) if sound else rebuilt_index(self.drives, self.drive_count)[0]
             self.seen["lives after a rebuild"] += 1
         self.seen[f"restarts after a {kind}"] += 1
         self.start()
@@ -133,57 +164,68 @@ class World:
         """Here the power could go: what would be found?"""
         for _ in range(self.cuts_per_write):
             self.seen["cuts"] += 1
-            check_normal(self.drive.after_cut(self.rng), self.index, self._expected(), self.seen)
-            self._rebuilt(self.drive.after_cut(self.rng))
+            check_normal(self._after_cut(), self.index, self._expected(), self.seen)
+            self._rebuilt(self._after_cut())
+            if self.drive_count > 1 and self.rng.random() < AWAY_SHARE:
+                self._rebuilt_without_one()
 
-    def _rebuilt(self, drive: Drive) -> ModelIndex:
-        return check_rebuilt(drive, self.index, self._expected(), self.seen)
+    def _after_cut(self) -> dict[int, Drive]:
+        """The power of all drives goes, or that of one; what the others have in their caches can still be read."""
+        alone = self.rng.choice((None, *self.drives)) if self.drive_count > 1 else None
+        self.seen["cuts of one drive"] += alone is not None
+        return {
+            number: drive.after_cut(self.rng) if alone in (None, number) else drive.copy()
+            for number, drive in self.drives.items()
+        }
+
+    def _rebuilt_without_one(self) -> None:
+        drives = self._after_cut()
+        del drives[self.rng.choice(list(drives))]
+        self._rebuilt(drives)
+        self.seen["rebuilds without a drive"] += 1
+
+    def _rebuilt(self, drives: dict[int, Drive]) -> ModelIndex:
+        return check_rebuilt(drives, self.index, self._expected(), self.seen)
 
     def _expected(self) -> Expected:
-        return Expected(self.written, self.handed_out, self.served_epoch, self.is_sound)
+        return Expected(self.written, self.handed_out, self.served_epoch, self.is_sound, self.drive_count)
 
     # ---- what a holder does --------------------------------------------------------------------------------------
 
     def reserve(self) -> None:
-        key = _key(self.rng.randrange(KEYS))
-        size = api.ShardSize(0, LBA_BYTES * self.rng.choice((1, 1, 2)), self.rng.choice((1, 1, 2, 3)))
-        item = api.ReserveItem(key, 0, key[0] * CHUNK_TOKENS, CHUNK_TOKENS, (size,))
+        again = self.aborted if self.rng.random() < AGAIN_SHARE else []
+        key = self.rng.choice(again or [_key(self.rng.randrange(KEYS))])
+        sizes = tuple(
+            api.ShardSize(rank, LBA_BYTES * self.rng.choice((1, 1, 2)), self.rng.choice((1, 1, 2, 3)))
+            for rank in range(SHARD_COUNTS[key[0] % len(SHARD_COUNTS)])
+        )
+        item = api.ReserveItem(key, 0, key[0] * CHUNK_TOKENS, CHUNK_TOKENS, sizes)
         request = api.ReserveRequest(self.holder_id, self.store.epoch, (item,))
         reply: api.ReserveReply = self.settle(self.store.reserve(self.now_s, request, self.index.chunks))
         (result,) = reply.results
         self.seen[f"reserve {result.outcome.value}"] += 1
         if result.outcome is not api.ReserveOutcome.GRANTED:
             return
-        (extent,) = result.extents
-        self.handed_out[extent.segment] = max(self.handed_out.get(extent.segment, 0), extent.generation)
-        self.works.append(self._work(result.grant_id, item, extent))
+        for extent in result.extents:
+            self.handed_out[extent.segment] = max(self.handed_out.get(extent.segment, 0), extent.generation)
+        self.seen["chunks on several drives"] += len({extent.namespace for extent in result.extents}) > 1
+        self.works.append(self._work(result.grant_id, item, result.extents))
 
-    def _work(self, grant_id: str, item: api.ReserveItem, extent: api.Extent) -> Work:
-        (size,) = item.shards
+    def _work(self, grant_id: str, item: api.ReserveItem, extents: tuple[api.Extent, ...]) -> Work:
         tag = self.rng.randbytes(16)
-        units = [bytes([i]) * 16 + tag * (size.unit_bytes // 16 - 1) for i in range(size.unit_count)]
-        digests = tuple(map(digest_of, units))
-        header = ChunkHeader(
-            pool_uuid=LABEL.pool_uuid,
-            identity=IDENTITY,
-            key=item.key,
-            tenant="default",
-            group=0,
-            rank=0,
-            shard_count=1,
-            position_tokens=item.position_tokens,
-            token_count=CHUNK_TOKENS,
-            segment=extent.segment,
-            generation=extent.generation,
-            lba=extent.lba,
-            unit_bytes=size.unit_bytes,
-            unit_digests=digests,
-        )
-        data = encode_chunk_header(header) + b"".join(units)
-        assert len(data) == shard_lba_count(size.unit_bytes, size.unit_count) * LBA_BYTES
-        blocks = {extent.lba + i: data[i * LBA_BYTES : (i + 1) * LBA_BYTES] for i in range(extent.lba_count)}
-        self.written.setdefault(item.key, set()).add(b"".join(units))
-        return Work(grant_id, item.key, extent, digests, blocks, through=self.rng.random() < 0.3)
+        digests: list[tuple[bytes, ...]] = []
+        blocks: dict[int, bytes] = {}
+        written = b""
+        for size, extent in zip(item.shards, extents, strict=True):
+            units = [bytes([size.rank, i]) * 8 + tag * (size.unit_bytes // 16 - 1) for i in range(size.unit_count)]
+            digests.append(tuple(map(digest_of, units)))
+            data = encode_chunk_header(_header(item, size, extent, extents[0], digests[-1])) + b"".join(units)
+            assert len(data) == shard_lba_count(size.unit_bytes, size.unit_count) * LBA_BYTES
+            first = pool_lba(extent.namespace, extent.lba)
+            blocks |= {first + i: data[i * LBA_BYTES : (i + 1) * LBA_BYTES] for i in range(extent.lba_count)}
+            written += b"".join(units)
+        self.written.setdefault(item.key, set()).add(written)
+        return Work(grant_id, item.key, tuple(digests), blocks, through=self.rng.random() < 0.3)
 
     def write(self) -> None:
         """Some blocks of one chunk, in any order."""
@@ -196,11 +238,12 @@ class World:
         run = [lba for lba in range(first, first + count) if lba in work.blocks]
         run = [lba for i, lba in enumerate(run) if lba == first + i]
         data = b"".join(work.blocks.pop(lba) for lba in run)
+        namespace, lba = split_pool_lba(first)
         if work.through:
-            self.drive.write_through(first, data)
+            self.drives[namespace - 1].write_through(lba, data)
         else:
-            self.drive.write_blocks(first, data)
-            work.is_flushed = False
+            self.drives[namespace - 1].write_blocks(lba, data)
+            work.unflushed.add(namespace - 1)
 
     def commit(self) -> None:
         """One that is written; sometimes one that is not, as a holder gives it back."""
@@ -211,18 +254,20 @@ class World:
             if self.rng.random() < 0.25:
                 self.abort(work)
             return
-        if not work.is_flushed and self.rules.flushes:
-            self.drive.flush()
-            for other in self.works:
-                other.is_flushed = other.is_flushed or not other.blocks
+        if self.rules.flushes:
+            for number in sorted(work.unflushed)[: None if self.rules.flushes_all else 1]:
+                self.drives[number].flush()
+                for other in self.works:
+                    other.unflushed.discard(number)
         self.works.remove(work)
-        items = (api.CommitItem(work.grant_id, (work.digests,)),)
+        items = (api.CommitItem(work.grant_id, work.digests),)
         request = api.CommitRequest(self.holder_id, self.store.epoch, items)
         reply: api.CommitReply = self.settle(self.store.commit(self.now_s, request))
         self.seen["commits"] += reply.committed == (True,)
 
     def abort(self, work: Work) -> None:
         self.works.remove(work)
+        self.aborted.append(work.key)
         self.store.abort(self.now_s, api.AbortRequest(self.holder_id, self.store.epoch, (work.grant_id,)))
         self.seen["aborts"] += 1
 
@@ -232,7 +277,7 @@ class World:
         request = api.MatchRequest(self.holder_id, "r", CHUNK_TOKENS, (group,))
         reply = self.store.match(self.now_s, request, self.index.chunks)
         for chunk in reply.chunks:
-            units = bytes_of(self.drive, chunk)
+            units = bytes_of(self.drives, chunk)
             self.seen["loads"] += 1
             if units is None:  # found by its digests: the holder says so
                 assert not self.is_sound, chunk
@@ -282,6 +327,31 @@ EVENTS: dict[Callable[[World], None], float] = {
 
 def step(world: World) -> None:
     world.rng.choices(list(EVENTS), list(EVENTS.values()))[0](world)
+
+
+def _header(
+    item: api.ReserveItem, size: api.ShardSize, extent: api.Extent, first: api.Extent, digests: tuple[bytes, ...]
+) -> ChunkHeader:
+    """``first``: where the chunk's first shard goes."""
+    is_one = len(item.shards) == 1
+    return ChunkHeader(
+        pool_uuid=POOL_UUID,
+        identity=IDENTITY,
+        key=item.key,
+        tenant="default",
+        group=0,
+        rank=size.rank,
+        shard_count=len(item.shards),
+        position_tokens=item.position_tokens,
+        token_count=CHUNK_TOKENS,
+        segment=extent.segment,
+        generation=extent.generation,
+        lba=extent.lba,
+        unit_bytes=size.unit_bytes,
+        unit_digests=digests,
+        first_lba=0 if is_one else pool_lba(first.namespace, first.lba),
+        first_generation=0 if is_one else first.generation,
+    )
 
 
 def _key(i: int) -> bytes:

@@ -108,7 +108,14 @@ def test_a_drive_that_is_away_is_named(path: Path) -> None:
     assert {finding.check: finding for finding in check_pool(path)}["pool"].state is State.OK
 
 
-def test_what_knows_one_drive_only_says_so(path: Path) -> None:
+def test_an_index_is_made_anew_with_the_drives_that_are_there(path: Path) -> None:
+    (path / "data.1").rename(path / "elsewhere")
     result = run("pool", "rebuild-index", str(path))
-    assert result.exit_code != 0
-    assert "has several drives" in result.output
+    assert result.exit_code == 0
+    assert f"left out drive 1 and every chunk with a shard on it: {path}/data.1 is missing" in result.output
+    (path / "elsewhere").rename(path / "data.1")
+    assert drives(path) == [(0, "here"), (1, "away"), (2, "here")], "nothing is known of what it holds"
+    assert f"mfctl pool rebuild-index {path}" in run("jbof", "drives", str(path)).output
+    result = run("pool", "rebuild-index", str(path), "--format", "json")
+    assert json.loads(result.output)["rebuilt"]["drives_left_out"] == []
+    assert drives(path) == [(0, "here"), (1, "here"), (2, "here")]

@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
+from meshfusion.dpu.api import types as api
 from meshfusion.dpu.api.server import serve
 from meshfusion.dpu.api.types import Attachment
 from meshfusion.dpu.export.desired import Address, Listener
@@ -25,15 +27,17 @@ from meshfusion.dpu.pool_dir import PoolLayout
 from meshfusion.host.path.flexpath.addresses import PathAddress
 from meshfusion.host.path.flexpath.link import OnEvent, PathSpec
 from meshfusion.jbof.errors import MediaError
+from meshfusion.jbof.media.buffer import AlignedBuffer
 from meshfusion.jbof.nvme.inventory import Inventory
 from meshfusion.jbof.nvme.namespaces import NamespaceIds
 from meshfusion.tools.mfctl import path_trial
 from meshfusion.tools.mfctl.main import mfctl
-from meshfusion.tools.mfctl.path_trial import Way, percentile
+from meshfusion.tools.mfctl.path_trial import ReadLoad, Way, percentile
 from tests.dpu.export.fake_nvmet import FakeKernel
 from tests.dpu.pool_cases import SIZE_BYTES, make_pool
 from tests.host.path.flexpath.fake_path import NGUID, FakePath
 from tests.host.path.flexpath.inventories import namespace
+from tests.host.path.test_exported_drives import Target as ExportedDrives
 from tests.host.support.waiting import until
 
 PORTALS = ("10.0.0.1", "10.0.1.1")
@@ -57,7 +61,9 @@ class Target:
 
     def _keeper(self, holders: Holders, pool_uuid: uuid.UUID, layout: PoolLayout) -> ExportKeeper:
         listeners = frozenset(Listener(Address("rdma", portal)) for portal in PORTALS)
-        plan = ExportPlan(TargetKind.NVMET, nqn_prefix_of(pool_uuid), pool_uuid, str(layout.data.resolve()), listeners)
+        plan = ExportPlan(
+            TargetKind.NVMET, nqn_prefix_of(pool_uuid), pool_uuid, {0: str(layout.data.resolve())}, listeners
+        )
         return ExportKeeper(NvmetTarget(self.kernel, plan.export(()), patience_s=0.1), plan, holders, period_s=0.05)
 
     def ways_to(self, attachment: Attachment) -> list[Way]:
@@ -229,7 +235,7 @@ def test_sizes_that_cannot_be_read_are_refused(target: Target) -> None:
     result = target.test("--size", "1000")
     assert result.exit_code == 1
     assert "multiple of 4096" in result.stderr
-    assert "at most the pool's size" in target.test("--size", "1GiB", "--depth", "1").stderr
+    assert "at most a drive's size" in target.test("--size", "1GiB", "--depth", "1").stderr
     assert target.test("--size", "1GiB", "--depth", "2").exit_code == 2
     assert target.test("--size", "much").exit_code == 2
     target.check_left()
@@ -259,3 +265,25 @@ def test_percentiles_are_values_that_were_seen(part: float, expected: float) -> 
     """Nearest rank: ceil(part * count), of 1 to 100."""
     assert percentile([float(value) for value in range(100, 0, -1)], part) == expected
     assert percentile([7.0], part) == 7.0
+
+
+def test_reads_go_to_every_drive_in_its_own_blocks() -> None:
+    target: Any = ExportedDrives()
+    shown = {
+        nsid: namespace(nsid, NamespaceIds(nguid=bytes([nsid]) * 16), lba_bytes=lba_bytes)
+        for nsid, lba_bytes in target.blocks.items()
+    }
+    target.inventory = Inventory(MappingProxyType(shown))
+    load = ReadLoad(seconds=0.2, size_bytes=64 << 10, depth=2)
+    drives = [api.Namespace(nsid, "", 4096, 1024) for nsid in shown]  # of 4 MiB
+    reader = path_trial._Reader(target, drives, load, AlignedBuffer(load.size_bytes * load.depth))
+    for nsid, text in zip(shown, (b"x", b"y"), strict=True):
+        target.each[nsid].medium[7 * 4096 : 8 * 4096] = text * 4096
+        assert reader.block(nsid, 7) == text * 4096
+    _, latencies_s = reader.run()
+    reads = {nsid: [lba for _, lba in target.each[nsid].log[1:]] for nsid in shown}
+    assert sum(map(len, reads.values())) == len(latencies_s)
+    for nsid, lbas in reads.items():
+        blocks = (64 << 10) // target.blocks[nsid]
+        assert len(set(lbas)) > 1, nsid
+        assert all(lba % blocks == 0 and (lba + blocks) * target.blocks[nsid] <= 4 << 20 for lba in lbas)

@@ -28,7 +28,7 @@ class PathsRig(Rig):
         self.paths = Multipath(self.fabric.specs(), SpreadSettings())
         self.path = rdma_path(
             self.paths,
-            NSID,
+            {NSID},
             HostKvMemory(self.kv.memory, kernels),
             (self.kv.layout,),
             lba_bytes=LBA_BYTES,
