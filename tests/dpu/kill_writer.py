@@ -40,7 +40,7 @@ def save(holder: Holder, rng: random.Random) -> None:
     result = holder.reserve(i, units=rng.choice((1, 3, 7)))
     if result.outcome is not api.ReserveOutcome.GRANTED:
         return
-    digests = holder.write(i, result, salt)
+    digests = holder.write(i, result, seed=salt)
     extent = result.extents[0]
     fields = {"i": i, "digests": [digest.hex() for digest in digests]}
     tell(do="commit", **fields, segment=extent.segment, generation=extent.generation)
