@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
@@ -54,7 +55,8 @@ class Index:
     def __init__(self, env: lmdb.Environment, payload_bytes: int) -> None:
         self._env = env
         self._path = env.path()
-        self.payload_bytes = payload_bytes  # of all committed chunks, kept up by the writer
+        self.payload_bytes = payload_bytes  # of all committed chunks, kept up by whoever writes
+        self._counting = threading.Lock()  # of that figure
         self.meta = env.open_db(b"meta", create=False)
         self._chunks = env.open_db(b"chunks", create=False)
         self._positions = env.open_db(b"positions", create=False)
@@ -112,6 +114,11 @@ class Index:
             with contextlib.suppress(FormatError):
                 found.append(records.decode_chunk(bytes(value or b"")))
         return found
+
+    @property
+    def room_bytes(self) -> int:
+        """How large it can become while it is open."""
+        return int(self._env.info()["map_size"])
 
     def holder_records(self) -> tuple[HolderRecord, ...]:
         with self._reading(self._holders) as txn, txn.cursor() as cursor:
@@ -186,7 +193,8 @@ class Index:
                     added_bytes += self._apply_one(txn, effect)
         except lmdb.Error as error:
             raise index_error(self._path, error) from error
-        self.payload_bytes += added_bytes
+        with self._counting:
+            self.payload_bytes += added_bytes
 
     def drop_damaged(self) -> int:
         """Forget the entries that :meth:`scan` calls damaged; how many. Their places go with their segment."""
@@ -219,7 +227,8 @@ class Index:
                     txn.delete(key, db=self._segments)
         except lmdb.Error as error:
             raise index_error(self._path, error) from error
-        self.payload_bytes -= removed_bytes
+        with self._counting:
+            self.payload_bytes -= removed_bytes
         return count
 
     def next_epoch(self) -> int:

@@ -7,32 +7,37 @@ the index beside the writer (LMDB snapshots), so a commit's sync never holds up 
 from __future__ import annotations
 
 import logging
+import random
 import threading
 import time
 import uuid
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 
 from meshfusion.dpu.api import types as api
 from meshfusion.dpu.api.liveness import create_liveness, forget_liveness, take_liveness_away
+from meshfusion.dpu.drive_admin import ServedDriveAdmin
+from meshfusion.dpu.drive_health import read_health
+from meshfusion.dpu.drive_list import read_drive_list
+from meshfusion.dpu.drives_keeper import DrivesKeeper
 from meshfusion.dpu.export.keeper import ExportKeeper, Holders
 from meshfusion.dpu.index import Index, IndexTotals
 from meshfusion.dpu.index_files import open_index, scan_in_child
 from meshfusion.dpu.owner_lock import OwnerLock
 from meshfusion.dpu.pool_create import create_pool
 from meshfusion.dpu.pool_dir import LIVENESS_SUFFIX, PoolLayout, note_exported
-from meshfusion.dpu.pool_drives import PoolDrive, find_drives
+from meshfusion.dpu.pool_drives import find_drives
 from meshfusion.dpu.pool_inspect import CheckReport, check_pool, inspect_pool
 from meshfusion.dpu.pool_shelf import OpenDrives
 from meshfusion.dpu.pool_status import list_chunks, status_of
 from meshfusion.dpu.pool_writer import TransactionWriter
+from meshfusion.dpu.running_drives import DriveOptions, RunningDrives
 from meshfusion.dpu.store.checks import refuse_other_exports, refuse_unserved
 from meshfusion.dpu.store.store import Reply, Step, Store, StoreOptions
 from meshfusion.jbof.errors import MeshFusionError, UnsupportedError
-from meshfusion.jbof.pool_addresses import namespace_of
 
 logger = logging.getLogger("meshfusion.pool")
 
@@ -69,6 +74,7 @@ class Pool:
         totals: IndexTotals,
         clock: Callable[[], float],
         exports: MakeExports | None,
+        drive_options: DriveOptions,
     ) -> None:
         self._layout = layout
         self.pool_uuid = pool_uuid
@@ -84,11 +90,12 @@ class Pool:
         segments = index.segment_records()
         drives.check(segments, index.epoch(), layout.directory)
         epoch = index.next_epoch()
-        self._medium, self._drives = drives.begin_epoch(epoch)
+        self._medium, opened = drives.begin_epoch(epoch)
         if self._exports is not None:
             note_exported(layout, exported_as)
+        shelf = opened.shelf(segments)
         self._store = Store(
-            self._drives.shelf(segments),
+            shelf,
             options,
             epoch=epoch,
             former_holders=former,
@@ -97,6 +104,40 @@ class Pool:
         )
         self._store.counters["index_entries_damaged"] = totals.damaged_count
         self._mutex = threading.Lock()
+        listed = read_drive_list(layout.directory)
+        self._drives = RunningDrives(
+            layout,
+            owner,
+            opened,
+            listed.drives if listed is not None else (),
+            self._medium,
+            shelf,
+            self._store,
+            epoch=epoch,
+            options=drive_options,
+            mutex=self._mutex,
+            clock=clock,
+        )
+        changes = threading.Lock()
+        self._keeper = DrivesKeeper(
+            self._drives,
+            index,
+            mutex=self._mutex,
+            changes=changes,
+            submit=self._submit,
+            wait=self._wait,
+            clock=clock,
+            read_health=read_health,
+            rng=random.Random(),
+        )
+        self.drive_admin = ServedDriveAdmin(
+            self._drives,
+            index,
+            mutex=self._mutex,
+            changes=changes,
+            clock=clock,
+            look_again=self._keeper.wake,
+        )
         self._ending: dict[int, str] = {}  # ticket of a fence or a farewell -> holder
         self._writer = TransactionWriter(index, self._medium, self._settle)
         self._stop = threading.Event()
@@ -104,6 +145,7 @@ class Pool:
         self._forget_unlisted()
         self._probe_holders(clock())
         self._ticker.start()
+        self._keeper.start()
         if self._exports is not None:
             self._exports.start()
         elif self._store.holders.to_serve():
@@ -117,6 +159,7 @@ class Pool:
         *,
         clock: Callable[[], float] = time.monotonic,
         exports: MakeExports | None = None,
+        drive_options: DriveOptions | None = None,
     ) -> Pool:
         """Own the pool at ``path``. ``exports`` makes the keeper of its exports: without one, data is reached locally.
 
@@ -136,7 +179,16 @@ class Pool:
                 drives = OpenDrives.open(found)
                 try:
                     return cls(
-                        layout, pool_uuid, options or PoolOptions(), owner, index, drives, totals, clock, exports
+                        layout,
+                        pool_uuid,
+                        options or PoolOptions(),
+                        owner,
+                        index,
+                        drives,
+                        totals,
+                        clock,
+                        exports,
+                        drive_options or DriveOptions(),
                     )
                 except BaseException:
                     drives.close()
@@ -173,22 +225,26 @@ class Pool:
             self._submit(step)
         holder_id = self._wait(step, max(0.0, end_s - time.monotonic()))
         export = None if is_local else self._admit(holder_id, max(0.0, end_s - time.monotonic()))
+        with self._mutex:
+            self._drives.told(holder_id)
+            version, namespaces = self._drives.version, self._drives.namespaces(is_local=is_local)
         return api.Attachment(
             pool_uuid=self.pool_uuid,
             holder_id=holder_id,
             epoch=self._store.epoch,
-            namespaces=tuple(_namespace(one.drive, is_local=is_local) for one in self._drives.drives),
+            namespaces=namespaces,
             liveness_path=str(liveness or ""),
             lease_ttl_s=self._options.lease_ttl_s,
             grant_ttl_s=self._options.grant_ttl_s,
             heartbeat_s=self._options.heartbeat_s,
             export=export,
+            drives_version=version,
         )
 
     def match(self, request: api.MatchRequest, *, deadline_s: float) -> api.MatchReply:
         found = self._index.get_many(key for group in request.groups for key in group.keys if key)
         with self._mutex:
-            return self._store.match(self._clock(), request, found)
+            return self._store.match(self._clock(), request, self._drives.known_to(request.holder_id, found))
 
     def release(self, request: api.ReleaseRequest, *, deadline_s: float) -> None:
         with self._mutex:
@@ -218,13 +274,15 @@ class Pool:
 
     def heartbeat(self, request: api.HeartbeatRequest, *, deadline_s: float) -> api.HeartbeatReply:
         with self._mutex:
-            return self._store.heartbeat(self._clock(), request)
+            reply = self._store.heartbeat(self._clock(), request)
+            return replace(reply, drives_version=self._drives.version)
 
     def drop(self, request: api.DropRequest, *, deadline_s: float) -> bool:
         found = self._index.get_many((request.key,)).get(request.key)
         with self._mutex:
             step = self._store.drop(self._clock(), request, found)
             self._submit(step)
+            self._drives.suspect(request.extent)
         logger.warning("chunk %s dropped: %r", request.key.hex(), request.reason)
         return self._wait(step, deadline_s)
 
@@ -275,6 +333,7 @@ class Pool:
         if self._stop.is_set():
             return
         self._stop.set()
+        self._keeper.close()
         is_quiet = self._exports is None or self._exports.close()
         self._ticker.join()
         self._writer.close()
@@ -359,8 +418,11 @@ class Pool:
                     self._forget(ending)
             else:
                 self._store.failed(self._clock(), ticket, error.message)
+                pauses = not self._drives.take_moved_away()
+                if not pauses:
+                    self._store.saves_go_elsewhere()
         if error is not None:
-            logger.error("index transaction failed, saves pause: %s", error)
+            logger.error("index transaction failed, saves %s: %s", "pause" if pauses else "go elsewhere", error)
 
     def _tick_loop(self) -> None:
         while not self._stop.wait(TICK_S):
@@ -394,15 +456,6 @@ class Pool:
         forget_liveness(self._layout.liveness(holder_id))
         if self._exports is not None:
             self._exports.forget(holder_id)
-
-
-def _namespace(drive: PoolDrive, *, is_local: bool) -> api.Namespace:
-    return api.Namespace(
-        nsid=namespace_of(drive.number),
-        path=str(drive.path.absolute()) if is_local else "",
-        lba_bytes=drive.label.lba_bytes,
-        lba_count=drive.label.end_lba,
-    )
 
 
 __all__ = ["CheckReport", "Pool", "PoolOptions", "check_pool", "create_pool", "inspect_pool", "list_chunks"]

@@ -110,13 +110,48 @@ def add_drive(
                 f"{path} was exported, and exports know pools of one drive only",
                 next_step="create another pool for the drive",
             )
-        return _add_drive(layout, drives, size_bytes, data_path, overwrite_serial)
+        return add_listed_drive(layout, drives, size_bytes, data_path, overwrite_serial)
     except OSError as error:
         raise MediaError(
             f"a drive cannot be added to {path}: {error}", next_step="check space and permissions of its directory"
         ) from error
     finally:
         owner.release()
+
+
+def add_listed_drive(
+    layout: PoolLayout, drives: PoolDrives, size_bytes: int, data_path: Path | None, overwrite_serial: str | None
+) -> Label:
+    """Of a pool that the caller owns: the drive's label is durable before the list names it. Raises as
+    :func:`add_drive`, and OSError."""
+    listed = read_drive_list(layout.directory) or list_of_one(drives)
+    number = listed.next_number
+    if number > MAX_DRIVE_NUMBER:
+        raise UnsupportedError(
+            f"{layout.directory} has had {number} drives, and no number is used twice",
+            next_step="create the pool anew on the drives that it has now",
+        )
+    for problem in size_problems(size_bytes, listed.segment_bytes):
+        raise ConfigError(problem.problem, next_step=problem.fix)
+    size_bytes -= size_bytes % LBA_BYTES
+    data = layout.directory / f"data.{number}" if data_path is None else data_path.absolute()
+    if data_path is None:
+        data.unlink(missing_ok=True)  # of an addition that was killed: no list names it
+        create_data_file(data, size_bytes)
+    else:
+        check_exists(data)
+        for drive in drives.here:
+            if data.samefile(drive.path):
+                raise ConfigError(f"{data} is drive {drive.number} of this pool", next_step="name another drive")
+        check_data_path(data, size_bytes, overwrite_serial)
+    label = _new_label(drives.here[0].label.pool_uuid, number, size_bytes, listed.segment_bytes, data_path)
+    with lock_data(layout, data):
+        write_label(data, label)
+        write_drive_list(
+            layout.directory,
+            listed.with_drive(ListedDrive(number, data, label.drive_uuid.hex(), label.segment_count)),
+        )
+    return label
 
 
 def check_exists(data_path: Path) -> None:
@@ -185,40 +220,6 @@ def _new_label(
         drive_number=drive_number,
         drive_name="" if data_path is None else drive_name(data_path),
     )
-
-
-def _add_drive(
-    layout: PoolLayout, drives: PoolDrives, size_bytes: int, data_path: Path | None, overwrite_serial: str | None
-) -> Label:
-    """Its label is durable before the list names it."""
-    listed = read_drive_list(layout.directory) or list_of_one(drives)
-    number = listed.next_number
-    if number > MAX_DRIVE_NUMBER:
-        raise UnsupportedError(
-            f"{layout.directory} has had {number} drives, and no number is used twice",
-            next_step="create the pool anew on the drives that it has now",
-        )
-    for problem in size_problems(size_bytes, listed.segment_bytes):
-        raise ConfigError(problem.problem, next_step=problem.fix)
-    size_bytes -= size_bytes % LBA_BYTES
-    data = layout.directory / f"data.{number}" if data_path is None else data_path.absolute()
-    if data_path is None:
-        data.unlink(missing_ok=True)  # of an addition that was killed: no list names it
-        create_data_file(data, size_bytes)
-    else:
-        check_exists(data)
-        for drive in drives.here:
-            if data.samefile(drive.path):
-                raise ConfigError(f"{data} is drive {drive.number} of this pool", next_step="name another drive")
-        check_data_path(data, size_bytes, overwrite_serial)
-    label = _new_label(drives.here[0].label.pool_uuid, number, size_bytes, listed.segment_bytes, data_path)
-    with lock_data(layout, data):
-        write_label(data, label)
-        write_drive_list(
-            layout.directory,
-            listed.with_drive(ListedDrive(number, data, label.drive_uuid.hex(), label.segment_count)),
-        )
-    return label
 
 
 def _alignment_bytes(data_path: Path | None, segment_bytes: int) -> int:

@@ -19,11 +19,12 @@ logger = logging.getLogger("meshfusion.pool")
 
 @dataclass(frozen=True, slots=True)
 class OpenDrive:
-    """``takes_segments``: it can be written, and shall be."""
+    """``takes_segments``: it can be written, and shall be. ``has_epoch``: that of its owner is on it."""
 
     drive: PoolDrive
     file: FileMedium
     takes_segments: bool
+    has_epoch: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,7 @@ class OpenDrives:
         }
         drives = []
         for one in self.drives:
-            takes_segments = one.takes_segments
+            takes_segments, has_epoch = one.takes_segments, one.file.is_writable
             if one.file.is_writable:
                 try:
                     media[one.drive.number].write_owner()
@@ -71,8 +72,8 @@ class OpenDrives:
                     if len(self.drives) == 1:
                         raise
                     logger.error("drive %d is only read: %s", one.drive.number, error)
-                    takes_segments = False
-            drives.append(OpenDrive(one.drive, one.file, takes_segments))
+                    takes_segments = has_epoch = False
+            drives.append(OpenDrive(one.drive, one.file, takes_segments, has_epoch))
         return ShelfMedium(media), OpenDrives(tuple(drives), self.numbers)
 
     def check(self, records: Sequence[SegmentRecord], index_epoch: int, directory: Path) -> None:
@@ -99,17 +100,6 @@ class OpenDrives:
         """``records``: of all drives of the pool, as :meth:`check` has seen them."""
         last_seq = max((record.opened_seq for record in records), default=0)
         return Shelf((ShelfDrive(_table(one, records), one.takes_segments) for one in self.drives), last_seq)
-
-    @property
-    def counters(self) -> tuple[tuple[str, int], ...]:
-        """For the pool's status; none for a pool of one drive that is as it should be."""
-        read_only = sum(not one.takes_segments for one in self.drives)
-        counts = {
-            "drives": len(self.numbers) if len(self.numbers) > 1 else 0,
-            "drives_away": len(self.numbers) - len(self.drives),
-            "drives_only_read": read_only,
-        }
-        return tuple((name, count) for name, count in counts.items() if count)
 
     def close(self) -> None:
         for one in self.drives:

@@ -42,10 +42,12 @@ class PoolData:
         return file
 
     def flush(self) -> None:
-        """Every drive that was written to since it was last flushed (rule 1)."""
+        """Every drive that was written to since it was last flushed (rule 1). Raises MediaError also for one that was
+        exchanged: what is durable must be so where others look for it."""
         for namespace in sorted(self._unflushed):
             self.files[namespace].flush()
             self._unflushed.discard(namespace)
+            self.files[namespace].check_place()
 
     def close(self) -> None:
         with ExitStack() as stack:

@@ -39,7 +39,7 @@ def run_service(config: ServiceConfig, *, ready_as_json: bool) -> None:
         # After the pool: its checks may start child processes, which gRPC's threads do not like.
         from meshfusion.dpu.api.server import serve
 
-        server = serve(pool, config.listen)
+        server = serve(pool, config.listen, admin=pool.drive_admin)
         try:
             pool.announce_service(server.address)
             print(_ready_line(server.address, config.pool.path, pool.pool_uuid, ready_as_json), flush=True)
