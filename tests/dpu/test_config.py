@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshfusion.dpu.config import (
+    DrivesConfig,
     LeaseConfig,
     ServiceConfig,
     check_service_config,
@@ -23,6 +24,7 @@ from meshfusion.dpu.config_example import example_service_config
 from meshfusion.dpu.config_exports import ExportsConfig, SpdkConfig, parse_portal
 from meshfusion.dpu.export.desired import Address
 from meshfusion.dpu.pool import PoolOptions
+from meshfusion.dpu.running_drives import DriveOptions
 from meshfusion.dpu.yaml_document import parse_yaml, read_yaml
 from meshfusion.jbof.config_problems import ConfigProblemsError
 from meshfusion.jbof.errors import ConfigError
@@ -60,6 +62,7 @@ def test_a_short_file_gets_the_defaults(tmp_path: Path) -> None:
 
 def test_lease_defaults_are_those_of_the_pool() -> None:
     assert LeaseConfig().model_dump() == dataclasses.asdict(PoolOptions())
+    assert DrivesConfig().model_dump().items() <= dataclasses.asdict(DriveOptions()).items()
 
 
 def test_all_problems_are_told_at_once_with_line_value_and_fix(tmp_path: Path) -> None:
@@ -88,7 +91,7 @@ extra: 1
         r"line 8: leases\.max_pinned_fraction = 1\.5: must be at most 1; use more than 0 and at most 1, "
         r"for example 0\.5",
         r"line 9: log\.level = 'loud': must be 'debug', 'info', 'warning' or 'error'",
-        r"line 10: extra: unknown key; remove it; known here: listen, pool, exports, leases, log",
+        r"line 10: extra: unknown key; remove it; known here: listen, pool, exports, leases, drives, log",
     ]
     assert len(problems) == len(expected)
     for problem, pattern in zip(problems, expected, strict=True):

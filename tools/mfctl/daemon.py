@@ -56,6 +56,7 @@ def _open_pool(config: ServiceConfig) -> Pool:
     from meshfusion.dpu.api.address import parse_address
     from meshfusion.dpu.api.listen import check_free
     from meshfusion.dpu.pool import Pool, PoolOptions, create_pool
+    from meshfusion.dpu.running_drives import DriveOptions
 
     if config.pool.create and pool_is_absent(config.pool.path):
         assert config.pool.size is not None, "load_service_config asks for it when the pool is absent"
@@ -73,7 +74,12 @@ def _open_pool(config: ServiceConfig) -> Pool:
         log.info("created pool %s", config.pool.path)
     for note in notes_on_pool(config.pool):
         log.warning("%s", note)
-    pool = Pool.open(config.pool.path, PoolOptions(**config.leases.model_dump()), exports=_exports(config))
+    pool = Pool.open(
+        config.pool.path,
+        PoolOptions(**config.leases.model_dump()),
+        exports=_exports(config),
+        drive_options=DriveOptions(**config.drives.model_dump()),
+    )
     log.info("opened pool %s (%s)", config.pool.path, pool.pool_uuid)
     return pool
 
