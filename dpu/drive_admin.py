@@ -167,6 +167,7 @@ class ServedDriveAdmin:
         with self._mutex:
             one = self._drives.left(number)
         self._drives.medium.put(number, None)
+        self._drives.owners.release(number)
         if one is not None:
             self._drives.owner.release_data(one.place)
             one.close()

@@ -28,6 +28,8 @@ def take_back(sought: Sought, drives: RunningDrives, index: Index, mutex: thread
     drives.owner.take_data(drives.layout, sought.path)
     file = FileMedium.open(sought.path)
     try:
+        if file.is_writable:
+            drives.owners.take(sought.number, sought.path)
         _check_epoch(sought, file, label, drives, index)
         drive = PoolDrive(sought.path, label, problems, is_draining=False)
         medium = drives.media_of(drive, file)

@@ -217,8 +217,12 @@ class DrivesKeeper:
         self._health_from_s = now_s + self._drives.options.health_interval_s
         with self._mutex:
             paths = {sought.number: sought.path for sought in self._drives.sought() if sought.open is not None}
+        with self._changes:
+            lost = [number for number in paths if self._drives.owners.has_lost(number)]
         found = self._read_health(paths)
         with self._mutex:
+            for number in lost:
+                self._drives.saw(now_s, number, CommandFailed(Fault.CONFLICT), "another service holds its reservation")
             for number, drive in found.items():
                 if drive.health is not None and number in self._drives.lives.numbers:
                     endurance_bytes = drive.endurance.estimate_bytes if drive.endurance else 0

@@ -22,6 +22,7 @@ from meshfusion.dpu.api.liveness import create_liveness, forget_liveness, take_l
 from meshfusion.dpu.drive_admin import ServedDriveAdmin
 from meshfusion.dpu.drive_health import read_health
 from meshfusion.dpu.drive_list import read_drive_list
+from meshfusion.dpu.drive_owners import DriveOwners, OpenReservable, open_block_reservable, service_id
 from meshfusion.dpu.drives_keeper import DrivesKeeper
 from meshfusion.dpu.export.keeper import ExportKeeper, Holders
 from meshfusion.dpu.index import Index, IndexTotals
@@ -75,11 +76,13 @@ class Pool:
         clock: Callable[[], float],
         exports: MakeExports | None,
         drive_options: DriveOptions,
+        owners: DriveOwners,
     ) -> None:
         self._layout = layout
         self.pool_uuid = pool_uuid
         self._options = options
         self._owner = owner
+        self._owners = owners
         self._index = index
         self._clock = clock
         former = index.holder_records()
@@ -88,6 +91,7 @@ class Pool:
         if self._exports is not None:
             refuse_other_exports(former, exported_as)
         segments = index.segment_records()
+        drives = drives.owned(owners.take)
         drives.check(segments, index.epoch(), layout.directory)
         epoch = index.next_epoch()
         self._medium, opened = drives.begin_epoch(epoch)
@@ -113,6 +117,7 @@ class Pool:
             self._medium,
             shelf,
             self._store,
+            owners=owners,
             epoch=epoch,
             options=drive_options,
             mutex=self._mutex,
@@ -160,8 +165,12 @@ class Pool:
         clock: Callable[[], float] = time.monotonic,
         exports: MakeExports | None = None,
         drive_options: DriveOptions | None = None,
+        may_take_over: bool = False,
+        open_reservable: OpenReservable = open_block_reservable,
     ) -> Pool:
         """Own the pool at ``path``. ``exports`` makes the keeper of its exports: without one, data is reached locally.
+
+        ``may_take_over``: drives that another machine's service owns are taken from it: it is dead, or to be cut off.
 
         Raises PoolBusyError, FormatError or MediaError, each with a way out, what ``exports`` raises, and ConfigError
         when hosts may still reach the data through other exports than these.
@@ -177,6 +186,7 @@ class Pool:
                 logger.warning("%s; the other copy is used", "; ".join(found.label_problems))
             try:
                 drives = OpenDrives.open(found)
+                owners = DriveOwners(service_id(layout), open_reservable, may_take_over=may_take_over)
                 try:
                     return cls(
                         layout,
@@ -189,8 +199,10 @@ class Pool:
                         clock,
                         exports,
                         drive_options or DriveOptions(),
+                        owners,
                     )
                 except BaseException:
+                    owners.abandon()
                     drives.close()
                     raise
             except BaseException:
@@ -337,6 +349,7 @@ class Pool:
         is_quiet = self._exports is None or self._exports.close()
         self._ticker.join()
         self._writer.close()
+        self._owners.close()
         self._drives.close()
         self._index.close()
         if is_quiet:

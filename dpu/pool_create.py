@@ -14,7 +14,7 @@ from pathlib import Path
 from meshfusion.dpu.drive_list import ListedDrive, read_drive_list, write_drive_list
 from meshfusion.dpu.index_files import create_index
 from meshfusion.dpu.owner_lock import OwnerLock, lock_data
-from meshfusion.dpu.pool_dir import PoolLayout, geometry_of, write_label
+from meshfusion.dpu.pool_dir import PoolLayout, geometry_of, write_new_label
 from meshfusion.dpu.pool_drives import PoolDrives, find_drives, list_of_one
 from meshfusion.dpu.pool_place import CREATING, DATA_POINTER, building, check_free, sync_directory
 from meshfusion.dpu.pool_sizes import size_problems
@@ -146,7 +146,7 @@ def add_listed_drive(
         check_data_path(data, size_bytes, overwrite_serial)
     label = _new_label(drives.here[0].label.pool_uuid, number, size_bytes, listed.segment_bytes, data_path)
     with lock_data(layout, data):
-        write_label(data, label)
+        write_new_label(data, label)
         write_drive_list(
             layout.directory,
             listed.with_drive(ListedDrive(number, data, label.drive_uuid.hex(), label.segment_count)),
@@ -247,7 +247,7 @@ def _build(
     layout.holders.mkdir(mode=0o700)
     create_index(index, str(uuid.UUID(bytes=label.pool_uuid)), geometry_of(label).capacity_bytes)
     sync_directory(index)
-    write_label(layout.data, label)
+    write_new_label(layout.data, label)
     sync_directory(layout.directory)
     index.rename(layout.index)
     sync_directory(layout.directory)

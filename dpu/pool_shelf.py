@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from meshfusion.dpu.pool_drives import PoolDrive, PoolDrives
@@ -19,11 +19,13 @@ logger = logging.getLogger("meshfusion.pool")
 
 @dataclass(frozen=True, slots=True)
 class OpenDrive:
-    """``takes_segments``: it can be written, and shall be. ``has_epoch``: that of its owner is on it."""
+    """``takes_segments``: it can be written, and shall be. ``is_owned``: nobody else writes it. ``has_epoch``: that of
+    its owner is on it."""
 
     drive: PoolDrive
     file: FileMedium
     takes_segments: bool
+    is_owned: bool = True
     has_epoch: bool = False
 
 
@@ -54,6 +56,26 @@ class OpenDrives:
             raise errors[0]
         return cls(tuple(drives), found.numbers)
 
+    def owned(self, take: Callable[[int, Path], None]) -> OpenDrives:
+        """Those that may be written, taken with ``take``. One of several that cannot be asked is only read.
+
+        Raises what ``take`` raises: :class:`~meshfusion.jbof.drives.ownership.DriveOwnedError` for a drive of somebody
+        else, and MediaError when it is the only one.
+        """
+        drives = []
+        for one in self.drives:
+            is_owned = one.file.is_writable
+            try:
+                if is_owned:
+                    take(one.drive.number, one.drive.path)
+            except MediaError as error:
+                if len(self.drives) == 1:
+                    raise
+                logger.error("drive %d is only read: %s", one.drive.number, error)
+                is_owned = False
+            drives.append(replace(one, is_owned=is_owned, takes_segments=one.takes_segments and is_owned))
+        return OpenDrives(tuple(drives), self.numbers)
+
     def begin_epoch(self, epoch: int) -> tuple[ShelfMedium, OpenDrives]:
         """The medium for an owner of this epoch, which is now on every drive that is written to, durably.
 
@@ -64,8 +86,8 @@ class OpenDrives:
         }
         drives = []
         for one in self.drives:
-            takes_segments, has_epoch = one.takes_segments, one.file.is_writable
-            if one.file.is_writable:
+            takes_segments, has_epoch = one.takes_segments, one.file.is_writable and one.is_owned
+            if has_epoch:
                 try:
                     media[one.drive.number].write_owner()
                 except MediaError as error:
@@ -73,7 +95,7 @@ class OpenDrives:
                         raise
                     logger.error("drive %d is only read: %s", one.drive.number, error)
                     takes_segments = has_epoch = False
-            drives.append(OpenDrive(one.drive, one.file, takes_segments, has_epoch))
+            drives.append(replace(one, takes_segments=takes_segments, has_epoch=has_epoch))
         return ShelfMedium(media), OpenDrives(tuple(drives), self.numbers)
 
     def check(self, records: Sequence[SegmentRecord], index_epoch: int, directory: Path) -> None:

@@ -17,6 +17,7 @@ from meshfusion.dpu.api.drive_types import DriveStatus
 from meshfusion.dpu.drive_list import ListedDrive
 from meshfusion.dpu.drive_lives import DriveLives, Told
 from meshfusion.dpu.drive_look import fault_of
+from meshfusion.dpu.drive_owners import DriveOwners
 from meshfusion.dpu.owner_lock import OwnerLock
 from meshfusion.dpu.pool_dir import PoolLayout
 from meshfusion.dpu.pool_drives import PoolDrive
@@ -76,13 +77,14 @@ class RunningDrives:
         shelf: Shelf,
         store: Store,
         *,
+        owners: DriveOwners,
         epoch: int,
         options: DriveOptions,
         mutex: threading.Lock,
         clock: Callable[[], float],
     ) -> None:
         self.layout, self.owner, self.medium, self.shelf, self.store = layout, owner, medium, shelf, store
-        self.epoch, self.options = epoch, options
+        self.owners, self.epoch, self.options = owners, epoch, options
         self.lives = DriveLives(options.limits, drain_s=options.drain_s)
         self.version = 0  # of the ways in which drives are reached
         self.problems: dict[int, str] = {}  # what was found wrong last

@@ -26,14 +26,14 @@ log = logging.getLogger("meshfusion.service")
 STOP_GRACE_S = 5.0
 
 
-def run_service(config: ServiceConfig, *, ready_as_json: bool) -> None:
+def run_service(config: ServiceConfig, *, ready_as_json: bool, may_take_over: bool = False) -> None:
     """Serve until SIGTERM or SIGINT, then let running calls finish for ``STOP_GRACE_S`` seconds.
 
     Raises the typed errors of opening the pool and of listening. Must run in the main thread.
     """
     configure_logging(config.log)
     stop = _StopSignal()
-    pool = _open_pool(config)
+    pool = _open_pool(config, may_take_over=may_take_over)
     try:
         stop.defer()
         # After the pool: its checks may start child processes, which gRPC's threads do not like.
@@ -52,7 +52,7 @@ def run_service(config: ServiceConfig, *, ready_as_json: bool) -> None:
     log.info("stopped")
 
 
-def _open_pool(config: ServiceConfig) -> Pool:
+def _open_pool(config: ServiceConfig, *, may_take_over: bool) -> Pool:
     from meshfusion.dpu.api.address import parse_address
     from meshfusion.dpu.api.listen import check_free
     from meshfusion.dpu.pool import Pool, PoolOptions, create_pool
@@ -79,6 +79,7 @@ def _open_pool(config: ServiceConfig) -> Pool:
         PoolOptions(**config.leases.model_dump()),
         exports=_exports(config),
         drive_options=DriveOptions(**config.drives.model_dump()),
+        may_take_over=may_take_over,
     )
     log.info("opened pool %s (%s)", config.pool.path, pool.pool_uuid)
     return pool
