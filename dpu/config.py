@@ -102,6 +102,16 @@ class MediumConfig(ConfigModel):
     )
 
 
+class DrivesConfig(ConfigModel):
+    """How the pool's drives are watched."""
+
+    check_interval_s: Seconds = Field(default=5.0, description="How often each drive is looked at.")
+    probation_s: Seconds = Field(
+        default=30.0, description="A drive that came back is used after this time; with each return within a day twice."
+    )
+    drain_s: Seconds = Field(default=600.0, description="A drive that is drained is emptied in this time.")
+
+
 class LogConfig(ConfigModel):
     """What the service logs to its standard error."""
 
@@ -123,6 +133,7 @@ class ServiceConfig(ConfigModel):
     exports: ExportsConfig | None = None
     medium: MediumConfig = MediumConfig()
     leases: LeaseConfig = LeaseConfig()
+    drives: DrivesConfig = DrivesConfig()
     log: LogConfig = LogConfig()
 
 

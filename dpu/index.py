@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
@@ -57,6 +58,7 @@ class Index:
     def __init__(self, env: lmdb.Environment, payload_bytes: int | None = None) -> None:
         self._env = env
         self._path = env.path()
+        self._counting = threading.Lock()  # held by whoever writes, since each notes the payload of all
         self.meta = env.open_db(b"meta", create=False)
         noted = self._noted_payload_bytes()
         self.has_totals = noted is not None or payload_bytes is not None  # indexes of earlier services note none
@@ -131,6 +133,11 @@ class Index:
             raise FormatError(f"the index {self._path} is damaged: its budgets are {notes}", next_step=REBUILD)
         return {int(number): int(left) for number, left in notes.items()}
 
+    @property
+    def room_bytes(self) -> int:
+        """How large it can become while it is open."""
+        return int(self._env.info()["map_size"])
+
     def holder_records(self) -> tuple[HolderRecord, ...]:
         with self._reading(self._holders) as txn, txn.cursor() as cursor:
             return tuple(records.decode_holder(bytes(value)) for _, value in cursor)
@@ -204,15 +211,16 @@ class Index:
 
     def apply(self, effects: Iterable[Effect]) -> None:
         """All effects in one transaction; on the medium when this returns."""
-        payload_bytes = self.payload_bytes
-        try:
-            with self._env.begin(write=True) as txn:
-                for effect in effects:
-                    payload_bytes += self._apply_one(txn, effect)
-                self._note(txn, payload_bytes)
-        except lmdb.Error as error:
-            raise index_error(self._path, error) from error
-        self.payload_bytes = payload_bytes
+        with self._counting:
+            payload_bytes = self.payload_bytes
+            try:
+                with self._env.begin(write=True) as txn:
+                    for effect in effects:
+                        payload_bytes += self._apply_one(txn, effect)
+                    self._note(txn, payload_bytes)
+            except lmdb.Error as error:
+                raise index_error(self._path, error) from error
+            self.payload_bytes = payload_bytes
 
     def drop_damaged(self) -> int:
         """Forget the entries that :meth:`scan` calls damaged, and which it has not added up; how many. Their places go
@@ -230,25 +238,25 @@ class Index:
 
     def forget_drive(self, segments: range) -> int:
         """Forget these segments, in one transaction, and every chunk that has a shard in one of them; how many."""
-        count = 0
-        payload_bytes = self.payload_bytes
-        try:
-            with self._env.begin(write=True) as txn:
-                with txn.cursor(db=self._positions) as cursor:
-                    found = _entries_in(cursor, _POSITION.pack(segments.start, 0), segments)
-                for position, key in found:
-                    before = txn.stat(self._chunks)["entries"]
-                    payload_bytes -= self._delete_chunk(txn, key)
-                    count += before - txn.stat(self._chunks)["entries"]
-                    txn.delete(position, db=self._positions)
-                with txn.cursor(db=self._segments) as cursor:
-                    known = _entries_in(cursor, segments.start.to_bytes(4, "big"), segments)
-                for key, _ in known:
-                    txn.delete(key, db=self._segments)
-                self._note(txn, payload_bytes)
-        except lmdb.Error as error:
-            raise index_error(self._path, error) from error
-        self.payload_bytes = payload_bytes
+        with self._counting:
+            count, payload_bytes = 0, self.payload_bytes
+            try:
+                with self._env.begin(write=True) as txn:
+                    with txn.cursor(db=self._positions) as cursor:
+                        found = _entries_in(cursor, _POSITION.pack(segments.start, 0), segments)
+                    for position, key in found:
+                        before = txn.stat(self._chunks)["entries"]
+                        payload_bytes -= self._delete_chunk(txn, key)
+                        count += before - txn.stat(self._chunks)["entries"]
+                        txn.delete(position, db=self._positions)
+                    with txn.cursor(db=self._segments) as cursor:
+                        known = _entries_in(cursor, segments.start.to_bytes(4, "big"), segments)
+                    for key, _ in known:
+                        txn.delete(key, db=self._segments)
+                    self._note(txn, payload_bytes)
+            except lmdb.Error as error:
+                raise index_error(self._path, error) from error
+            self.payload_bytes = payload_bytes
         return count
 
     def next_epoch(self) -> int:

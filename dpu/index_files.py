@@ -13,6 +13,7 @@ from meshfusion.dpu.store import records
 from meshfusion.jbof.errors import FormatError, MediaError
 
 _MAX_READERS = 512
+_ROOM_TO_GROW = 4  # drives may be added while it is open, and LMDB's map stays as it is until it is opened anew
 _LOCK_FILE_BYTES = 64 << 10  # more than LMDB needs for _MAX_READERS
 
 
@@ -69,7 +70,7 @@ def open_index(
             _reserve_lock_file(path)
         env = lmdb.open(
             str(path),
-            map_size=map_size_bytes(capacity_bytes),
+            map_size=_ROOM_TO_GROW * map_size_bytes(capacity_bytes),
             max_dbs=8,
             create=False,
             readonly=readonly,

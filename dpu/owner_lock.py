@@ -15,17 +15,18 @@ from pathlib import Path
 
 from meshfusion.dpu.pool_dir import PoolLayout
 from meshfusion.jbof.errors import MediaError, PoolBusyError
+from meshfusion.jbof.media.file import Place
 
 _TRIES = 5
 _BETWEEN_TRIES_S = 0.02
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class OwnerLock:
     """Descriptors that hold the locks; worker processes open the data beside them, without locking it."""
 
     directory_fd: int
-    data_fds: tuple[int, ...]
+    data_fds: list[int]
 
     @classmethod
     def take(cls, layout: PoolLayout, data: Sequence[Path] = ()) -> OwnerLock:
@@ -54,10 +55,42 @@ class OwnerLock:
             os.ftruncate(self.directory_fd, 0)  # first, so that no address of an earlier owner stays
             os.pwrite(self.directory_fd, text.encode(), 0)
 
+    def take_data(self, layout: PoolLayout, path: Path) -> None:
+        """One more drive, or one that has come back; nothing to do when it is held. Raises as :meth:`take`."""
+        try:
+            found = Place.of(path.stat())
+        except OSError as error:
+            raise MediaError(f"{path} cannot be locked: {error}", next_step="attach the drive") from error
+        if all(Place.of(os.fstat(held)) != found for held in self.data_fds):
+            self.data_fds += _lock_all(layout, (path,))
+
+    def release_data(self, place: Place) -> None:
+        """A drive that has left the pool: others may have it."""
+        for held in [held for held in self.data_fds if Place.of(os.fstat(held)) == place]:
+            self.data_fds.remove(held)
+            os.close(held)
+
     def release(self) -> None:
         for data_fd in self.data_fds:
             os.close(data_fd)
         os.close(self.directory_fd)
+
+
+def served_at(layout: PoolLayout) -> str:
+    """The address of the service that has the pool; "" when nobody has it, or who has it serves nobody."""
+    try:
+        descriptor = os.open(layout.lock, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return ""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return _owner(descriptor)[1]
+    except OSError:
+        return ""
+    finally:
+        os.close(descriptor)
+    return ""
 
 
 @contextlib.contextmanager
@@ -70,7 +103,7 @@ def lock_data(layout: PoolLayout, path: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _lock_all(layout: PoolLayout, data: Sequence[Path]) -> tuple[int, ...]:
+def _lock_all(layout: PoolLayout, data: Sequence[Path]) -> list[int]:
     descriptors: list[int] = []
     try:
         for path in data:
@@ -84,7 +117,7 @@ def _lock_all(layout: PoolLayout, data: Sequence[Path]) -> tuple[int, ...]:
         for descriptor in descriptors:
             os.close(descriptor)
         raise
-    return tuple(descriptors)
+    return descriptors
 
 
 def _open(path: Path, flags: int) -> int:

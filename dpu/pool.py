@@ -8,17 +8,24 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import random
 import threading
 import time
 import uuid
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 
 from meshfusion.dpu.api import types as api
 from meshfusion.dpu.api.liveness import create_liveness, forget_liveness, take_liveness_away
+from meshfusion.dpu.budgets import Budgets
+from meshfusion.dpu.drive_admin import ServedDriveAdmin
+from meshfusion.dpu.drive_health import read_health
+from meshfusion.dpu.drive_list import read_drive_list
+from meshfusion.dpu.drive_owners import DriveOwners, OpenReservable, open_block_reservable, service_id
+from meshfusion.dpu.drives_keeper import DrivesKeeper
 from meshfusion.dpu.export.keeper import ExportKeeper, Holders
 from meshfusion.dpu.index import Index, IndexTotals
 from meshfusion.dpu.index_files import open_index
@@ -26,18 +33,17 @@ from meshfusion.dpu.index_proof import FIRST_LOOK_S, IndexProof
 from meshfusion.dpu.owner_lock import OwnerLock
 from meshfusion.dpu.pool_create import create_pool
 from meshfusion.dpu.pool_dir import LIVENESS_SUFFIX, PoolLayout, note_exported
-from meshfusion.dpu.pool_drives import PoolDrive, PoolDrives, find_drives
+from meshfusion.dpu.pool_drives import PoolDrives, find_drives
 from meshfusion.dpu.pool_inspect import CheckReport, check_pool, inspect_pool
 from meshfusion.dpu.pool_shelf import OpenDrives
 from meshfusion.dpu.pool_status import list_chunks, status_of
 from meshfusion.dpu.pool_tending import Policy, make_curator, unadopted
 from meshfusion.dpu.pool_writer import TransactionWriter
+from meshfusion.dpu.running_drives import DriveOptions, RunningDrives
 from meshfusion.dpu.store.checks import refuse_other_exports, refuse_unserved
 from meshfusion.dpu.store.effects import NoteBudget
 from meshfusion.dpu.store.store import Reply, Step, Store, StoreOptions
 from meshfusion.jbof.errors import FormatError, MeshFusionError, UnsupportedError
-from meshfusion.jbof.policy.write_budget import WriteBudget
-from meshfusion.jbof.pool_addresses import namespace_of
 
 logger = logging.getLogger("meshfusion.pool")
 
@@ -78,11 +84,14 @@ class Pool:
         clock: Callable[[], float],
         exports: MakeExports | None,
         damaged: Callable[[FormatError], None] | None,
+        drive_options: DriveOptions,
+        owners: DriveOwners,
     ) -> None:
         self._layout = layout
         self.pool_uuid = pool_uuid
         self._options = options
         self._owner = owner
+        self._owners = owners
         self._index = index
         self._proof = proof
         self._clock = clock
@@ -92,12 +101,14 @@ class Pool:
         if self._exports is not None:
             refuse_other_exports(former, exported_as)
         segments = index.segment_records()
+        drives = drives.owned(owners.take)
         drives.check(segments, index.epoch(), layout.directory)
         epoch = index.next_epoch()
-        self._medium, self._drives = drives.begin_epoch(epoch)
+        self._medium, opened = drives.begin_epoch(epoch)
         if self._exports is not None:
             note_exported(layout, exported_as)
-        shelf = self._drives.shelf(segments, self._budgets(clock()))
+        budgets = Budgets(options.drive_writes_per_day, index.budgets_left())
+        shelf = opened.shelf(segments, budgets, clock())
         self._store = Store(
             shelf,
             options,
@@ -114,6 +125,42 @@ class Pool:
         elif damaged is not None:
             self._store.counters["index_scans_under_way"] = 1
             proof.watch(self._looked_through, damaged)
+        listed = read_drive_list(layout.directory)
+        self._drives = RunningDrives(
+            layout,
+            owner,
+            opened,
+            listed.drives if listed is not None else (),
+            self._medium,
+            shelf,
+            self._store,
+            owners=owners,
+            budgets=budgets,
+            epoch=epoch,
+            options=drive_options,
+            mutex=self._mutex,
+            clock=clock,
+        )
+        changes = threading.Lock()
+        self._keeper = DrivesKeeper(
+            self._drives,
+            index,
+            mutex=self._mutex,
+            changes=changes,
+            submit=self._submit,
+            wait=self._wait,
+            clock=clock,
+            read_health=read_health,
+            rng=random.Random(),
+        )
+        self.drive_admin = ServedDriveAdmin(
+            self._drives,
+            index,
+            mutex=self._mutex,
+            changes=changes,
+            clock=clock,
+            look_again=self._keeper.wake,
+        )
         self._ending: dict[int, str] = {}  # ticket of a fence or a farewell -> holder
         self._writer = TransactionWriter(index, self._medium, self._settle)
         self._stop = threading.Event()
@@ -121,6 +168,7 @@ class Pool:
         self._forget_unlisted()
         self._probe_holders(clock())
         self._ticker.start()
+        self._keeper.start()
         if self._exports is not None:
             self._exports.start()
         elif self._store.holders.to_serve():
@@ -136,10 +184,15 @@ class Pool:
         exports: MakeExports | None = None,
         damaged: Callable[[FormatError], None] | None = None,
         first_look_s: float = FIRST_LOOK_S,
+        drive_options: DriveOptions | None = None,
+        may_take_over: bool = False,
+        open_reservable: OpenReservable = open_block_reservable,
     ) -> Pool:
         """Own the pool at ``path``. ``exports`` makes the keeper of its exports: without one, data is reached locally.
         ``damaged``: the pool may be served before its index is looked through, ``first_look_s`` after the scan's begin;
         it is told, from a thread, when the scan then finds that the process must end. Without it the whole comes first.
+
+        ``may_take_over``: drives that another machine's service owns are taken from it: it is dead, or to be cut off.
 
         Raises PoolBusyError, FormatError or MediaError, each with a way out, what ``exports`` raises, and ConfigError
         when hosts may still reach the data through other exports than these.
@@ -154,6 +207,8 @@ class Pool:
                 logger.warning("%s; the other copy is used", "; ".join(found.label_problems))
             drives = OpenDrives.open(found)
             opened.callback(drives.close)
+            owners = DriveOwners(service_id(layout), open_reservable, may_take_over=may_take_over)
+            opened.callback(owners.abandon)
             pool = cls(
                 layout,
                 found.pool_uuid,
@@ -165,6 +220,8 @@ class Pool:
                 clock,
                 exports,
                 damaged,
+                drive_options or DriveOptions(),
+                owners,
             )
             opened.pop_all()
         return pool
@@ -194,22 +251,26 @@ class Pool:
             self._submit(step)
         holder_id = self._wait(step, max(0.0, end_s - time.monotonic()))
         export = None if is_local else self._admit(holder_id, max(0.0, end_s - time.monotonic()))
+        with self._mutex:
+            self._drives.told(holder_id)
+            version, namespaces = self._drives.version, self._drives.namespaces(is_local=is_local)
         return api.Attachment(
             pool_uuid=self.pool_uuid,
             holder_id=holder_id,
             epoch=self._store.epoch,
-            namespaces=tuple(_namespace(one.drive, is_local=is_local) for one in self._drives.drives),
+            namespaces=namespaces,
             liveness_path=str(liveness or ""),
             lease_ttl_s=self._options.lease_ttl_s,
             grant_ttl_s=self._options.grant_ttl_s,
             heartbeat_s=self._options.heartbeat_s,
             export=export,
+            drives_version=version,
         )
 
     def match(self, request: api.MatchRequest, *, deadline_s: float) -> api.MatchReply:
         found = self._index.get_many(key for group in request.groups for key in group.keys if key)
         with self._mutex:
-            return self._store.match(self._clock(), request, found)
+            return self._store.match(self._clock(), request, self._drives.known_to(request.holder_id, found))
 
     def release(self, request: api.ReleaseRequest, *, deadline_s: float) -> None:
         with self._mutex:
@@ -239,13 +300,15 @@ class Pool:
 
     def heartbeat(self, request: api.HeartbeatRequest, *, deadline_s: float) -> api.HeartbeatReply:
         with self._mutex:
-            return self._store.heartbeat(self._clock(), request)
+            reply = self._store.heartbeat(self._clock(), request)
+            return replace(reply, drives_version=self._drives.version)
 
     def drop(self, request: api.DropRequest, *, deadline_s: float) -> bool:
         found = self._index.get_many((request.key,)).get(request.key)
         with self._mutex:
             step = self._store.drop(self._clock(), request, found)
             self._submit(step)
+            self._drives.suspect(request.extent)
         logger.warning("chunk %s dropped: %r", request.key.hex(), request.reason)
         return self._wait(step, deadline_s)
 
@@ -296,11 +359,13 @@ class Pool:
         if self._stop.is_set():
             return
         self._stop.set()
+        self._keeper.close()
         is_quiet = self._exports is None or self._exports.close()
         self._ticker.join()
         self._proof.close()
         self._writer.close()
         self._note_budgets()
+        self._owners.close()
         self._drives.close()
         self._index.close()
         if is_quiet:
@@ -334,11 +399,6 @@ class Pool:
             self._submit(step)
 
     # ---- inside --------------------------------------------------------------------------------------------------
-
-    def _budgets(self, now_s: float) -> dict[int, WriteBudget]:
-        if self._options.drive_writes_per_day is None:
-            return {}
-        return self._drives.budgets(self._options.drive_writes_per_day, self._index.budgets_left(), now_s)
 
     def _note_budgets(self) -> None:
         """What came back to them since the last opening, too. Best effort: without it a restart begins with less."""
@@ -398,8 +458,11 @@ class Pool:
                     self._forget(ending)
             else:
                 self._store.failed(self._clock(), ticket, f"{error.message}; {error.next_step}")
+                pauses = not self._drives.take_moved_away()
+                if not pauses:
+                    self._store.saves_go_elsewhere()
         if error is not None:
-            logger.error("index transaction failed, saves pause: %s", error)
+            logger.error("index transaction failed, saves %s: %s", "pause" if pauses else "go elsewhere", error)
 
     def _tick_loop(self) -> None:
         while not self._stop.wait(TICK_S):
@@ -464,15 +527,6 @@ def _open_index(
     index = open_index(*place, payload_bytes=proof.payload_bytes)
     opened.callback(index.close)
     return proof, index
-
-
-def _namespace(drive: PoolDrive, *, is_local: bool) -> api.Namespace:
-    return api.Namespace(
-        nsid=namespace_of(drive.number),
-        path=str(drive.path.absolute()) if is_local else "",
-        lba_bytes=drive.label.lba_bytes,
-        lba_count=drive.label.end_lba,
-    )
 
 
 __all__ = ["CheckReport", "Pool", "PoolOptions", "check_pool", "create_pool", "inspect_pool", "list_chunks"]

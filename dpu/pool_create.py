@@ -14,7 +14,7 @@ from pathlib import Path
 from meshfusion.dpu.drive_list import ListedDrive, read_drive_list, write_drive_list
 from meshfusion.dpu.index_files import create_index
 from meshfusion.dpu.owner_lock import OwnerLock, lock_data
-from meshfusion.dpu.pool_dir import PoolLayout, geometry_of, write_label
+from meshfusion.dpu.pool_dir import PoolLayout, geometry_of, write_new_label
 from meshfusion.dpu.pool_drives import PoolDrives, find_drives, list_of_one
 from meshfusion.dpu.pool_place import CREATING, DATA_POINTER, building, check_free, sync_directory
 from meshfusion.dpu.pool_sizes import size_problems
@@ -105,13 +105,48 @@ def add_drive(
     drives = find_drives(layout)
     owner = OwnerLock.take(layout, drives.paths)
     try:
-        return _add_drive(layout, drives, size_bytes, data_path, overwrite_serial)
+        return add_listed_drive(layout, drives, size_bytes, data_path, overwrite_serial)
     except OSError as error:
         raise MediaError(
             f"a drive cannot be added to {path}: {error}", next_step="check space and permissions of its directory"
         ) from error
     finally:
         owner.release()
+
+
+def add_listed_drive(
+    layout: PoolLayout, drives: PoolDrives, size_bytes: int, data_path: Path | None, overwrite_serial: str | None
+) -> Label:
+    """Of a pool that the caller owns: the drive's label is durable before the list names it. Raises as
+    :func:`add_drive`, and OSError."""
+    listed = read_drive_list(layout.directory) or list_of_one(drives)
+    number = listed.next_number
+    if number > MAX_DRIVE_NUMBER:
+        raise UnsupportedError(
+            f"{layout.directory} has had {number} drives, and no number is used twice",
+            next_step="create the pool anew on the drives that it has now",
+        )
+    for problem in size_problems(size_bytes, listed.segment_bytes):
+        raise ConfigError(problem.problem, next_step=problem.fix)
+    size_bytes -= size_bytes % LBA_BYTES
+    data = layout.directory / f"data.{number}" if data_path is None else data_path.absolute()
+    if data_path is None:
+        data.unlink(missing_ok=True)  # of an addition that was killed: no list names it
+        create_data_file(data, size_bytes)
+    else:
+        check_exists(data)
+        for drive in drives.here:
+            if data.samefile(drive.path):
+                raise ConfigError(f"{data} is drive {drive.number} of this pool", next_step="name another drive")
+        check_data_path(data, size_bytes, overwrite_serial)
+    label = _new_label(drives.here[0].label.pool_uuid, number, size_bytes, listed.segment_bytes, data_path)
+    with lock_data(layout, data):
+        write_new_label(data, label)
+        write_drive_list(
+            layout.directory,
+            listed.with_drive(ListedDrive(number, data, label.drive_uuid.hex(), label.segment_count)),
+        )
+    return label
 
 
 def check_exists(data_path: Path) -> None:
@@ -182,40 +217,6 @@ def _new_label(
     )
 
 
-def _add_drive(
-    layout: PoolLayout, drives: PoolDrives, size_bytes: int, data_path: Path | None, overwrite_serial: str | None
-) -> Label:
-    """Its label is durable before the list names it."""
-    listed = read_drive_list(layout.directory) or list_of_one(drives)
-    number = listed.next_number
-    if number > MAX_DRIVE_NUMBER:
-        raise UnsupportedError(
-            f"{layout.directory} has had {number} drives, and no number is used twice",
-            next_step="create the pool anew on the drives that it has now",
-        )
-    for problem in size_problems(size_bytes, listed.segment_bytes):
-        raise ConfigError(problem.problem, next_step=problem.fix)
-    size_bytes -= size_bytes % LBA_BYTES
-    data = layout.directory / f"data.{number}" if data_path is None else data_path.absolute()
-    if data_path is None:
-        data.unlink(missing_ok=True)  # of an addition that was killed: no list names it
-        create_data_file(data, size_bytes)
-    else:
-        check_exists(data)
-        for drive in drives.here:
-            if data.samefile(drive.path):
-                raise ConfigError(f"{data} is drive {drive.number} of this pool", next_step="name another drive")
-        check_data_path(data, size_bytes, overwrite_serial)
-    label = _new_label(drives.here[0].label.pool_uuid, number, size_bytes, listed.segment_bytes, data_path)
-    with lock_data(layout, data):
-        write_label(data, label)
-        write_drive_list(
-            layout.directory,
-            listed.with_drive(ListedDrive(number, data, label.drive_uuid.hex(), label.segment_count)),
-        )
-    return label
-
-
 def _alignment_bytes(data_path: Path | None, segment_bytes: int) -> int:
     """What segments are aligned to. Raises :class:`ConfigError` when they cannot be."""
     alignment = LBA_BYTES if data_path is None else alignment_bytes(data_path, LBA_BYTES)
@@ -241,7 +242,7 @@ def _build(
     layout.holders.mkdir(mode=0o700)
     create_index(index, str(uuid.UUID(bytes=label.pool_uuid)), geometry_of(label).capacity_bytes)
     sync_directory(index)
-    write_label(layout.data, label)
+    write_new_label(layout.data, label)
     sync_directory(layout.directory)
     index.rename(layout.index)
     sync_directory(layout.directory)

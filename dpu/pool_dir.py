@@ -19,7 +19,7 @@ from meshfusion.dpu.pool_place import (
 )
 from meshfusion.jbof.envelope import FormatFault, MediumFormatError
 from meshfusion.jbof.errors import FormatError, MediaError
-from meshfusion.jbof.format import FORMAT_VERSION, LABEL_LBAS, LBA_BYTES
+from meshfusion.jbof.format import FORMAT_VERSION, LABEL_LBAS, LBA_BYTES, OWNER_LBAS, RESERVATION_RECORD_LBA
 from meshfusion.jbof.label import Label, encode_label, examine_label_copies
 from meshfusion.jbof.media.drive_facts import drive_name
 from meshfusion.jbof.media.file import DirectMode, open_data_file
@@ -215,6 +215,15 @@ def _read_copies(path: Path, next_step: _NextStep) -> tuple[Label, tuple[str, ..
             raise
 
 
+def write_new_label(data_path: Path, label: Label) -> None:
+    """Of a drive that becomes a pool's: what an earlier life has left of its owners is gone before. Raises as
+    :func:`write_label`."""
+    with contextlib.closing(open_data_file(data_path, writable=True, direct=DirectMode.OFF)) as data:
+        data.write_from(OWNER_LBAS[0], memoryview(bytes((RESERVATION_RECORD_LBA + 2 - OWNER_LBAS[0]) * LBA_BYTES)))
+        data.flush()
+    write_label(data_path, label)
+
+
 def write_label(data_path: Path, label: Label) -> None:
     """Both copies, durably. Raises :class:`DataFileError`."""
     raw = encode_label(label)
@@ -238,4 +247,5 @@ __all__ = [
     "read_label_copies",
     "recreate_step",
     "write_label",
+    "write_new_label",
 ]

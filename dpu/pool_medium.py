@@ -5,20 +5,22 @@ One thread at a time uses it. Chunks are written by their holders; nothing here 
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Protocol, TypeVar
 
 from meshfusion.dpu.api.types import ChunkRecord
 from meshfusion.jbof.epoch_record import EpochRecord, encode_epoch_record, last_epoch
-from meshfusion.jbof.errors import FormatError
+from meshfusion.jbof.errors import FormatError, MediaError
 from meshfusion.jbof.format import LBA_BYTES, OWNER_LBAS
 from meshfusion.jbof.label import Label
 from meshfusion.jbof.media.buffer import AlignedBuffer
 from meshfusion.jbof.media.faults import DataFileError, MediaFault
-from meshfusion.jbof.media.file import DataFile, open_data_file
+from meshfusion.jbof.media.file import DataFile, Place, open_data_file
 from meshfusion.jbof.pool_addresses import drive_of_segment
 from meshfusion.jbof.segment_format import (
     KEY_PREFIX_BYTES,
@@ -145,24 +147,53 @@ class PoolMedium:
 
 
 class ShelfMedium:
-    """The media of all drives of a pool that are here, by the drives' numbers, as one."""
+    """The media of all drives of a pool that are here, by the drives' numbers, as one. ``failed`` is told of every
+    command that fails, in the thread that gave it."""
 
-    def __init__(self, media: Mapping[int, PoolMedium]) -> None:
-        self._media = media
+    def __init__(
+        self, media: Mapping[int, PoolMedium], failed: Callable[[int, MediaError], None] = lambda number, error: None
+    ) -> None:
+        self._media = dict(media)
+        self._failed = failed
+        self._use = threading.Lock()  # held while a drive is written: whoever puts another in its place waits
+        self._past_counts: Counter[str] = Counter()
 
     @property
     def counts(self) -> Counter[str]:
-        return sum((medium.counts for medium in self._media.values()), Counter())
+        return sum((medium.counts for medium in tuple(self._media.values())), self._past_counts)
+
+    def report_to(self, failed: Callable[[int, MediaError], None]) -> None:
+        self._failed = failed
+
+    def put(self, number: int, medium: PoolMedium | None) -> None:
+        """From now on this is the drive; None: it is gone for good. Nobody uses the former one any more."""
+        with self._use:
+            former = self._media.pop(number, None)
+            if former is not None:
+                self._past_counts += former.counts
+            if medium is not None:
+                self._media[number] = medium
 
     def open_segments(self, records: Iterable[SegmentRecord]) -> None:
         """As :meth:`PoolMedium.open_segments`, of each drive."""
         for number, its_records in _by_drive(records, lambda record: record.segment).items():
-            self._media[number].open_segments(its_records)
+            with self._using(number) as medium:
+                medium.open_segments(its_records)
 
     def write_summaries(self, summaries: Iterable[tuple[SegmentRecord, Iterable[ChunkRecord]]]) -> None:
         """As :meth:`PoolMedium.write_summaries`, of each drive."""
         for number, its_summaries in _by_drive(summaries, lambda summary: summary[0].segment).items():
-            self._media[number].write_summaries(its_summaries)
+            with self._using(number) as medium:
+                medium.write_summaries(its_summaries)
+
+    @contextlib.contextmanager
+    def _using(self, number: int) -> Iterator[PoolMedium]:
+        try:
+            with self._use:
+                yield self._media[number]
+        except MediaError as error:
+            self._failed(number, error)
+            raise
 
 
 def _by_drive(items: Iterable[Item], segment_of: Callable[[Item], int]) -> dict[int, list[Item]]:
@@ -209,6 +240,10 @@ class FileMedium:
     @property
     def is_writable(self) -> bool:
         return self._data.writable
+
+    @property
+    def place(self) -> Place:
+        return self._data.place
 
     def read_blocks(self, lba: int, lba_count: int) -> bytes:
         with AlignedBuffer(lba_count * LBA_BYTES) as buffer:

@@ -27,10 +27,10 @@ def set_draining(path: Path, number: int, *, is_draining: bool) -> None:
     layout = PoolLayout(path.absolute())
     owner = OwnerLock.take(layout, find_drives(layout).paths)
     try:
-        listed = _list_of(layout)
+        listed = list_of(layout)
         drive = listed.find(number)
         if drive is None:
-            raise _unknown(layout, listed, number)
+            raise unknown_drive(layout, listed, number)
         write_drive_list(layout.directory, listed.with_drive(replace(drive, is_draining=is_draining)))
     finally:
         owner.release()
@@ -47,9 +47,9 @@ def remove_drive(path: Path, number: int) -> int:
     found = find_drives(layout)
     owner = OwnerLock.take(layout, found.paths)
     try:
-        listed = _list_of(layout)
+        listed = list_of(layout)
         if number >= listed.next_number or number < 0:
-            raise _unknown(layout, listed, number)
+            raise unknown_drive(layout, listed, number)
         if {drive.number for drive in listed.drives} == {number}:
             raise ConfigError(
                 f"drive {number} is the only one of {path}", next_step="remove the pool's directory instead"
@@ -71,7 +71,7 @@ def remove_drive(path: Path, number: int) -> int:
         owner.release()
 
 
-def _list_of(layout: PoolLayout) -> DriveList:
+def list_of(layout: PoolLayout) -> DriveList:
     listed = read_drive_list(layout.directory)
     if listed is None:
         raise ConfigError(
@@ -80,7 +80,7 @@ def _list_of(layout: PoolLayout) -> DriveList:
     return listed
 
 
-def _unknown(layout: PoolLayout, listed: DriveList, number: int) -> ConfigError:
+def unknown_drive(layout: PoolLayout, listed: DriveList, number: int) -> ConfigError:
     numbers = ", ".join(str(drive.number) for drive in listed.drives)
     return ConfigError(
         f"{layout.directory} has no drive {number}",

@@ -3,30 +3,31 @@
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from meshfusion.dpu.budgets import Budgets
 from meshfusion.dpu.pool_drives import PoolDrive, PoolDrives
 from meshfusion.dpu.pool_medium import FileMedium, PoolMedium, ShelfMedium, refuse_old_index
-from meshfusion.jbof.errors import ConfigError, FormatError, MediaError
-from meshfusion.jbof.policy.write_budget import BURST_SHARE, WriteBudget
+from meshfusion.jbof.errors import FormatError, MediaError
 from meshfusion.jbof.pool_addresses import drive_of_segment
 from meshfusion.jbof.segments import SegmentRecord, SegmentTable
 from meshfusion.jbof.shelf import Shelf, ShelfDrive
-from meshfusion.jbof.sizes import format_size
 
 logger = logging.getLogger("meshfusion.pool")
 
 
 @dataclass(frozen=True, slots=True)
 class OpenDrive:
-    """``takes_segments``: it can be written, and shall be."""
+    """``takes_segments``: it can be written, and shall be. ``is_owned``: nobody else writes it. ``has_epoch``: that of
+    its owner is on it."""
 
     drive: PoolDrive
     file: FileMedium
     takes_segments: bool
+    is_owned: bool = True
+    has_epoch: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,26 @@ class OpenDrives:
             raise errors[0]
         return cls(tuple(drives), found.numbers)
 
+    def owned(self, take: Callable[[int, Path], None]) -> OpenDrives:
+        """Those that may be written, taken with ``take``. One of several that cannot be asked is only read.
+
+        Raises what ``take`` raises: :class:`~meshfusion.jbof.drives.ownership.DriveOwnedError` for a drive of somebody
+        else, and MediaError when it is the only one.
+        """
+        drives = []
+        for one in self.drives:
+            is_owned = one.file.is_writable
+            try:
+                if is_owned:
+                    take(one.drive.number, one.drive.path)
+            except MediaError as error:
+                if len(self.drives) == 1:
+                    raise
+                logger.error("drive %d is only read: %s", one.drive.number, error)
+                is_owned = False
+            drives.append(replace(one, is_owned=is_owned, takes_segments=one.takes_segments and is_owned))
+        return OpenDrives(tuple(drives), self.numbers)
+
     def begin_epoch(self, epoch: int) -> tuple[ShelfMedium, OpenDrives]:
         """The medium for an owner of this epoch, which is now on every drive that is written to, durably.
 
@@ -66,16 +87,16 @@ class OpenDrives:
         }
         drives = []
         for one in self.drives:
-            takes_segments = one.takes_segments
-            if one.file.is_writable:
+            takes_segments, has_epoch = one.takes_segments, one.file.is_writable and one.is_owned
+            if has_epoch:
                 try:
                     media[one.drive.number].write_owner()
                 except MediaError as error:
                     if len(self.drives) == 1:
                         raise
                     logger.error("drive %d is only read: %s", one.drive.number, error)
-                    takes_segments = False
-            drives.append(OpenDrive(one.drive, one.file, takes_segments))
+                    takes_segments = has_epoch = False
+            drives.append(replace(one, takes_segments=takes_segments, has_epoch=has_epoch))
         return ShelfMedium(media), OpenDrives(tuple(drives), self.numbers)
 
     def check(self, records: Sequence[SegmentRecord], index_epoch: int, directory: Path) -> None:
@@ -98,46 +119,20 @@ class OpenDrives:
                 next_step="make the index anew from the medium: mfctl pool rebuild-index PATH",
             )
 
-    def shelf(self, records: Sequence[SegmentRecord], budgets: Mapping[int, WriteBudget]) -> Shelf:
-        """``records``: of all drives of the pool, as :meth:`check` has seen them. ``budgets``: by drive number."""
+    def shelf(self, records: Sequence[SegmentRecord], budgets: Budgets, now_s: float) -> Shelf:
+        """``records``: of all drives of the pool, as :meth:`check` has seen them. Raises ConfigError for budgets that
+        are too small."""
         last_seq = max((record.opened_seq for record in records), default=0)
+        geometries = [one.drive.geometry for one in self.drives]
+        for geometry in geometries:
+            budgets.check(geometry)
         return Shelf(
             (
-                ShelfDrive(_table(one, records), one.takes_segments, budget=budgets.get(one.drive.number))
-                for one in self.drives
+                ShelfDrive(_table(one, records), one.takes_segments, budget=budgets.of(geometry, now_s))
+                for one, geometry in zip(self.drives, geometries, strict=True)
             ),
             last_seq,
         )
-
-    def budgets(
-        self, drive_writes_per_day: float, left_bytes: Mapping[int, int], now_s: float
-    ) -> dict[int, WriteBudget]:
-        """Each drive's, with what was left of it. Raises ConfigError for one that is less than a segment at a time."""
-        found = {}
-        for one in self.drives:
-            geometry = one.drive.geometry
-            bytes_per_day = geometry.capacity_bytes * drive_writes_per_day
-            if bytes_per_day * BURST_SHARE < geometry.segment_bytes:
-                least = geometry.segment_bytes / BURST_SHARE / geometry.capacity_bytes
-                raise ConfigError(
-                    f"drive_writes_per_day = {drive_writes_per_day:g}: a quarter of what drive {one.drive.number} "
-                    f"may be written in a day is less than a segment of {format_size(geometry.segment_bytes)}, "
-                    "so none could ever be opened",
-                    next_step=f"use {math.ceil(least * 1000) / 1000:g} or more, or make the pool with smaller segments",
-                )
-            found[one.drive.number] = WriteBudget(bytes_per_day, now_s, left_bytes.get(one.drive.number))
-        return found
-
-    @property
-    def counters(self) -> tuple[tuple[str, int], ...]:
-        """For the pool's status; none for a pool of one drive that is as it should be."""
-        read_only = sum(not one.takes_segments for one in self.drives)
-        counts = {
-            "drives": len(self.numbers) if len(self.numbers) > 1 else 0,
-            "drives_away": len(self.numbers) - len(self.drives),
-            "drives_only_read": read_only,
-        }
-        return tuple((name, count) for name, count in counts.items() if count)
 
     def close(self) -> None:
         for one in self.drives:

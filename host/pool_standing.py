@@ -11,7 +11,7 @@ import socket
 import threading
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -62,6 +62,7 @@ class PoolStanding:
         self._tell = tell
         self._change = threading.Lock()  # of identity, standing and liveness; never held while anything blocks
         self._current: Standing | None = None
+        self._request: api.AttachRequest | None = None  # with which it was made
         self._liveness: int | None = None
         self._lease_ids: tuple[str, ...] = ()
         self._stop = threading.Event()
@@ -198,6 +199,7 @@ class PoolStanding:
                 if former is not None:
                     os.close(former)
                 self._current = Standing(attachment, identity)
+                self._request = request
                 self._lost.clear()
                 self._tell(Attached(attachment))
                 return attachment
@@ -225,3 +227,18 @@ class PoolStanding:
         )
         if reply is not None and reply.lost_lease_ids:
             self._tell(LeasesLost(reply.lost_lease_ids))
+        # Behind an export the drives are what its target shows.
+        if reply is not None and attachment.export is None and reply.drives_version != attachment.drives_version:
+            self.ask("attach", holder_id, lambda: self._ask_for_drives(holder_id))
+
+    def _ask_for_drives(self, holder_id: str) -> None:
+        """The pool's drives are reached in another way: how, attaching again as the same incarnation tells. Nothing
+        else changes, and what is under way goes on."""
+        with self._change:
+            standing, request = self._current, self._request
+        if standing is None or request is None or standing.attachment.holder_id != holder_id:
+            return
+        attachment = self._service.attach(request, deadline_s=ATTACH_DEADLINE_S)
+        with self._change:
+            if self._current is standing:
+                self._current = replace(standing, attachment=attachment)

@@ -67,6 +67,7 @@ CHUNK_HEADER_VERSION: Final = 3
 LBA_BYTES: Final = 4096
 LABEL_LBAS: Final = (0, 1)
 OWNER_LBAS: Final = (2, 3)
+RESERVATION_RECORD_LBA: Final = 4  # and the next: who reserved the drive (jbof/drives/owner_record.py)
 DATA_START_LBA: Final = 256  # the first MiB is for labels and their successors
 UUID_BYTES: Final = 16
 IDENTITY_BYTES: Final = 32

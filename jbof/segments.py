@@ -148,6 +148,26 @@ class SegmentTable:
         """Is there a segment that could be reclaimed now?"""
         return any(self._is_victim(index, segment, may_reclaim) for index, segment in self._segments.items())
 
+    @property
+    def is_in_use(self) -> bool:
+        """Is any segment pinned, being opened, or being summarized?"""
+        return any(
+            segment.read_pins
+            or segment.write_pins
+            or segment.state is SegmentState.OPENING
+            or segment.summary is SummaryState.UNDERWAY
+            for segment in self._segments.values()
+        )
+
+    def at_rest(self) -> tuple[SegmentRecord, ...]:
+        """Sealed segments in which nobody writes, so that nothing is added to them; the oldest use first."""
+        found = [
+            (segment.last_used_s, segment.opened_seq, index)
+            for index, segment in self._segments.items()
+            if segment.state is SegmentState.SEALED and not segment.write_pins
+        ]
+        return tuple(self._record(index) for *_, index in sorted(found))
+
     # ---- pins ----------------------------------------------------------------------------------------------------
 
     def pin_read(self, segment: int) -> None:

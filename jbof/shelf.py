@@ -5,75 +5,34 @@ is open on each drive of the *stripe*, and shards go to these in turn, so that a
 once. When one is full, :func:`~meshfusion.jbof.wear.choice.choose_drive` says which drive takes its place, and the
 victim, if one is needed, is of that drive.
 
-A drive that takes no segments (read-only, draining, failing) is still read from. One that is not here at all is not on
-the shelf: none of its segments is readable.
+A drive that takes no segments (read-only, draining, failing) is still read from, and one that is not offered (gone, for
+as long as it may come back) is not. One that was never here is not on the shelf: none of its segments is readable. All
+of that may change while the pool is served (:meth:`Shelf.stand`); what is pinned stays pinned.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
-from meshfusion.jbof.policy.write_budget import WriteBudget
 from meshfusion.jbof.pool_addresses import drive_of_segment
-from meshfusion.jbof.segment_geometry import SegmentGeometry
 from meshfusion.jbof.segments import Allocation, SegmentCounts, SegmentRecord, SegmentTable
+from meshfusion.jbof.shelf_drive import (
+    UNKNOWN_WEAR,
+    DriveWear,
+    ShelfDrive,
+    ShelfGeometry,
+    never,
+    shelf_geometry,
+    state_of,
+)
 from meshfusion.jbof.wear.choice import Choice, choose_drive
 from meshfusion.jbof.wear.shares import target_shares
-from meshfusion.jbof.wear.state import DriveState
 
 # After failed openings a drive is passed over for so many openings elsewhere, doubled with each failure in a row.
 PASSED_OVER_OPENINGS: Final = 8
 _MOST_DOUBLINGS: Final = 6
-_UNBOUNDED_BYTES: Final = 1 << 62
-
-
-@dataclass(frozen=True, slots=True)
-class DriveWear:
-    """See :class:`~meshfusion.jbof.wear.state.DriveState`. ``rated_endurance_bytes`` 0: not known, and taken to be in
-    proportion to the drive's capacity."""
-
-    percentage_used: int = 0
-    bytes_written: int = 0
-    rated_endurance_bytes: int = 0
-
-
-UNKNOWN_WEAR: Final = DriveWear()
-
-
-@dataclass(frozen=True, slots=True)
-class ShelfDrive:
-    """``segments``: of the drive, whose number its geometry has. ``domain``: as in
-    :class:`~meshfusion.jbof.wear.state.DriveState`. ``budget``: of what may be written to it, None without bounds. All
-    of a segment is counted when it is opened, so that no more is ever written than was counted."""
-
-    segments: SegmentTable
-    takes_segments: bool = True
-    wear: DriveWear = UNKNOWN_WEAR
-    domain: tuple[str, ...] = ()
-    budget: WriteBudget | None = None
-
-    @property
-    def number(self) -> int:
-        return self.segments.geometry.drive_number
-
-    def budget_left_bytes(self, now_s: float) -> int:
-        return _UNBOUNDED_BYTES if self.budget is None else self.budget.left_bytes(now_s)
-
-
-@dataclass(frozen=True, slots=True)
-class ShelfGeometry:
-    """What the segments of all drives have in common, and how many there are on the drives that are here."""
-
-    lba_bytes: int
-    segment_bytes: int
-    max_extent_lba_count: int
-    segment_count: int
-
-    @property
-    def capacity_bytes(self) -> int:
-        return self.segment_bytes * self.segment_count
 
 
 @dataclass(slots=True)
@@ -89,13 +48,60 @@ class Shelf:
     def __init__(self, drives: Iterable[ShelfDrive], last_opened_seq: int = 0) -> None:
         self._drives = {drive.number: drive for drive in drives}
         assert self._drives, "a shelf without drives"
-        self.geometry = _geometry([drive.segments.geometry for drive in self._drives.values()])
+        self.geometry = shelf_geometry([drive.segments.geometry for drive in self._drives.values()])
         self._last_seq = last_opened_seq
         self._stripe: list[int] = []  # numbers of the drives with an open segment each
         self._place = 0  # of the next shard in the stripe
         self._credits: Mapping[str, float] = {}
         self._openings = 0
         self._failures = {number: _Failures() for number in self._drives}
+
+    # ---- drives come, go and change --------------------------------------------------------------------------------
+
+    @property
+    def numbers(self) -> frozenset[int]:
+        """Of the drives that are on the shelf, offered or not."""
+        return frozenset(self._drives)
+
+    def add(self, drive: ShelfDrive) -> None:
+        """One that was not here. ``last_opened_seq`` has counted its segments already."""
+        assert drive.number not in self._drives, f"drive {drive.number} is on the shelf"
+        self._drives[drive.number] = drive
+        self._failures[drive.number] = _Failures()
+        self._measure()
+
+    def remove(self, number: int) -> None:
+        """For good. Nobody may read or write it any more (:meth:`is_pinned`), and it is not the last."""
+        assert not self.is_pinned(number), f"drive {number} is in use"
+        self._leave_stripe(number)
+        del self._drives[number]
+        del self._failures[number]
+        self._measure()
+
+    def stand(self, number: int, *, takes_segments: bool, is_offered: bool) -> None:
+        """How the drive is used from now on. What is open on one that takes no more is sealed."""
+        assert is_offered or not takes_segments, "written, and nothing of it would be found"
+        before = self._drives[number]
+        self._drives[number] = replace(before, takes_segments=takes_segments, is_offered=is_offered)
+        if before.takes_segments and not takes_segments:
+            self._leave_stripe(number)
+        if takes_segments and not before.takes_segments:
+            self._failures[number] = _Failures()
+
+    def wear(self, number: int, wear: DriveWear, domain: tuple[str, ...]) -> None:
+        """What is known of its wear and its failure domain now."""
+        self._drives[number] = replace(self._drives[number], wear=wear, domain=domain)
+
+    def is_offered(self, number: int) -> bool:
+        return self._drives[number].is_offered
+
+    def is_pinned(self, number: int) -> bool:
+        """Is there a reader, a writer, or something of ours under way on it?"""
+        return self._drives[number].segments.is_in_use
+
+    def held(self, number: int) -> tuple[SegmentRecord, ...]:
+        """The drive's sealed segments without a writer, the least recently used first: what can be emptied."""
+        return self._drives[number].segments.at_rest()
 
     # ---- one drive's affair --------------------------------------------------------------------------------------
 
@@ -106,9 +112,9 @@ class Shelf:
         return self._of(segment).generation(segment)
 
     def is_readable(self, segment: int, generation: int) -> bool:
-        """As of one drive; no segment of a drive that is not here is."""
+        """As of one drive; no segment of a drive that is not here, or not offered, is."""
         drive = self._drives.get(drive_of_segment(segment))
-        return drive is not None and drive.segments.is_readable(segment, generation)
+        return drive is not None and drive.is_offered and drive.segments.is_readable(segment, generation)
 
     def pin_read(self, segment: int) -> None:
         self._of(segment).pin_read(segment)
@@ -263,10 +269,17 @@ class Shelf:
         failures = self._failures[number]
         failures.passed_over_until = self._openings + (PASSED_OVER_OPENINGS << min(failures.in_a_row, _MOST_DOUBLINGS))
         failures.in_a_row += 1
+        self._leave_stripe(number)
+
+    def _leave_stripe(self, number: int) -> None:
+        """What is open there is sealed; and on other drives, where the stripe is less wide without it."""
         left = [other for other in self._stripe if other != number][: self._width()]
-        for gone in set(self._stripe) - set(left):
+        for gone in {*self._stripe, number} - set(left):
             self._drives[gone].segments.close_current()
         self._stripe = left
+
+    def _measure(self) -> None:
+        self.geometry = shelf_geometry([drive.segments.geometry for drive in self._drives.values()])
 
     def _takers(self) -> list[ShelfDrive]:
         """Drives that take segments: those that are not passed over, unless all are."""
@@ -288,9 +301,9 @@ class Shelf:
         """The drive of the next segment, apart from those of the stripe's other places; one that is passed over only
         where no other can take it."""
         others = [number for number in self._stripe if number != before]
-        neighbours = [_state(self._drives[number], now_s, _never, is_open=True) for number in others]
+        neighbours = [state_of(self._drives[number], now_s, never, is_open=True) for number in others]
         for candidates in (self._takers(), [drive for drive in self._drives.values() if drive.takes_segments]):
-            free = [_state(drive, now_s, may_reclaim) for drive in candidates if drive.number not in others]
+            free = [state_of(drive, now_s, may_reclaim) for drive in candidates if drive.number not in others]
             found = choose_drive(
                 [*free, *neighbours],
                 target_shares([*free, *neighbours]),
@@ -307,42 +320,6 @@ def stripe_width(writable_drives: int) -> int:
     """On how many of the drives that take segments one is open: two of three, so that wear can be steered by which.
     Of two drives both: they are written alike, and what is read comes from both."""
     return writable_drives if writable_drives <= 2 else writable_drives - writable_drives // 3
-
-
-def _geometry(each: Sequence[SegmentGeometry]) -> ShelfGeometry:
-    first = each[0]
-    sizes = {(geometry.lba_bytes, geometry.segment_lba_count) for geometry in each}
-    assert len(sizes) == 1, f"drives of one pool with different segments: {sizes}"
-    return ShelfGeometry(
-        lba_bytes=first.lba_bytes,
-        segment_bytes=first.segment_bytes,
-        max_extent_lba_count=first.max_extent_lba_count,
-        segment_count=sum(geometry.segment_count for geometry in each),
-    )
-
-
-def _never(_: int) -> bool:
-    return False
-
-
-def _state(drive: ShelfDrive, now_s: float, may_reclaim: Callable[[int], bool], *, is_open: bool = False) -> DriveState:
-    """``is_open``: it has a segment in the stripe, and takes no other one."""
-    segments, wear = drive.segments, drive.wear
-    free = segments.free_count
-    return DriveState(
-        drive_id=str(drive.number),
-        domain=drive.domain,
-        accepts_segments=True,
-        segment_count=segments.geometry.segment_count,
-        free_segments=free,
-        # Whether there is one is all that the choice asks; counting them would take a look at each.
-        reclaimable_segments=int(free == 0 and segments.has_victim(may_reclaim)),
-        openings_left=0 if is_open else 1,
-        percentage_used=wear.percentage_used,
-        bytes_written=wear.bytes_written,
-        rated_endurance_bytes=wear.rated_endurance_bytes or segments.geometry.capacity_bytes,
-        budget_left_bytes=drive.budget_left_bytes(now_s),
-    )
 
 
 __all__ = ["PASSED_OVER_OPENINGS", "UNKNOWN_WEAR", "DriveWear", "Shelf", "ShelfDrive", "ShelfGeometry", "stripe_width"]

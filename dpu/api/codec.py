@@ -188,6 +188,7 @@ def attachment_to_pb(a: t.Attachment) -> pb.Attachment:
         grant_ttl_s=a.grant_ttl_s,
         heartbeat_s=a.heartbeat_s,
         export=None if a.export is None else export_to_pb(a.export),
+        drives_version=a.drives_version,
     )
 
 
@@ -211,6 +212,7 @@ def attachment_from_pb(m: pb.Attachment) -> t.Attachment:
         grant_ttl_s=check_seconds("grant_ttl_s", m.grant_ttl_s),
         heartbeat_s=check_seconds("heartbeat_s", m.heartbeat_s),
         export=export_from_pb(m.export) if m.HasField("export") else None,
+        drives_version=check_int("drives_version", m.drives_version),
     )
 
 
@@ -245,11 +247,14 @@ def heartbeat_request_from_pb(m: pb.HeartbeatRequest) -> t.HeartbeatRequest:
 
 
 def heartbeat_reply_to_pb(r: t.HeartbeatReply) -> pb.HeartbeatReply:
-    return pb.HeartbeatReply(lost_lease_ids=r.lost_lease_ids)
+    return pb.HeartbeatReply(lost_lease_ids=r.lost_lease_ids, drives_version=r.drives_version)
 
 
 def heartbeat_reply_from_pb(m: pb.HeartbeatReply) -> t.HeartbeatReply:
-    return t.HeartbeatReply(lost_lease_ids=ids_from_pb("lost_lease_ids", m.lost_lease_ids))
+    return t.HeartbeatReply(
+        lost_lease_ids=ids_from_pb("lost_lease_ids", m.lost_lease_ids),
+        drives_version=check_int("drives_version", m.drives_version),
+    )
 
 
 def drop_request_to_pb(r: t.DropRequest) -> pb.DropRequest:

@@ -11,8 +11,9 @@ import grpc
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
-from meshfusion.dpu.api import codec, codec_match, codec_status, codec_writes
+from meshfusion.dpu.api import codec, codec_drives, codec_match, codec_status, codec_writes
 from meshfusion.dpu.api.address import UnixAddress, parse_address
+from meshfusion.dpu.api.drive_types import DriveAdmin, RemoveDriveRequest
 from meshfusion.dpu.api.error_codec import encode_error
 from meshfusion.dpu.api.limits import MAX_MESSAGE_BYTES, check_id, check_key, malformed
 from meshfusion.dpu.api.listen import bind
@@ -23,6 +24,7 @@ from meshfusion.jbof.errors import MeshFusionError, ServiceError, ServiceUnavail
 log = logging.getLogger(__name__)
 
 SERVICE_NAME = "meshfusion.v1.ChunkService"
+ADMIN_NAME = "meshfusion.v1.DriveAdmin"
 # For callers that name no deadline (other gRPC tools), and the most that anyone gets (rule 8).
 DEFAULT_DEADLINE_S = 10.0
 MAX_DEADLINE_S = 60.0
@@ -51,9 +53,15 @@ class RunningServer:
 
 
 def serve(
-    service: ChunkService, listen: str, *, thread_count: int = 32, max_concurrent_calls: int = 256
+    service: ChunkService,
+    listen: str,
+    *,
+    admin: DriveAdmin | None = None,
+    thread_count: int = 32,
+    max_concurrent_calls: int = 256,
 ) -> RunningServer:
-    """Start serving ``service`` at ``listen`` (``unix:///path`` or ``host:port``) and return at once.
+    """Start serving ``service``, and ``admin`` to operators, at ``listen`` (``unix:///path`` or ``host:port``) and
+    return at once.
 
     Writers' calls wait for the index to be synced, so there are more threads than could compute at once: a lookup
     must find a free one. More than ``max_concurrent_calls`` are refused with RESOURCE_EXHAUSTED. ``service`` must
@@ -71,8 +79,13 @@ def serve(
             ("grpc.so_reuseport", 0),
         ],
     )
-    handlers = _handlers(service)
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE_NAME, handlers),))
+    undos: dict[str, Undo] = {"Match": _undo_match(service), "Reserve": _undo_reserve(service)}
+    served = {SERVICE_NAME: _handlers("ChunkService", _calls(service), undos)}
+    if admin is not None:
+        served[ADMIN_NAME] = _handlers("DriveAdmin", _admin_calls(admin), {})
+    server.add_generic_rpc_handlers(
+        tuple(grpc.method_handlers_generic_handler(name, handlers) for name, handlers in served.items())
+    )
     address = parse_address(listen)
     bound = bind(server, address)
     server.start()
@@ -83,16 +96,33 @@ def serve(
     return RunningServer(server, executor, str(bound))
 
 
-def _handlers(service: ChunkService) -> dict[str, grpc.RpcMethodHandler[bytes, bytes]]:
-    calls = _calls(service)
-    undos: dict[str, Undo] = {"Match": _undo_match(service), "Reserve": _undo_reserve(service)}
-    methods = pb.DESCRIPTOR.services_by_name["ChunkService"].methods
+def _handlers(
+    service: str, calls: dict[str, Call], undos: dict[str, Undo]
+) -> dict[str, grpc.RpcMethodHandler[bytes, bytes]]:
+    """``service``: its name in the proto file."""
+    methods = pb.DESCRIPTOR.services_by_name[service].methods
     assert {m.name for m in methods} == calls.keys(), "the proto file and the server disagree about the calls"
     return {
         m.name: grpc.unary_unary_rpc_method_handler(
             _handler(m.name, GetMessageClass(m.input_type), calls[m.name], undos.get(m.name))
         )
         for m in methods
+    }
+
+
+def _admin_calls(admin: DriveAdmin) -> dict[str, Call]:
+    c = codec_drives
+
+    def remove(m: pb.RemoveDriveRequest, d: float) -> Message:
+        return pb.RemoveDriveReply(chunk_count=admin.remove_drive(RemoveDriveRequest(m.number), deadline_s=d))
+
+    return {
+        "Drives": lambda m, d: c.drives_reply_to_pb(admin.drives(deadline_s=d)),
+        "AddDrive": lambda m, d: c.drive_status_to_pb(admin.add_drive(c.add_drive_request_from_pb(m), deadline_s=d)),
+        "DrainDrive": lambda m, d: c.drive_status_to_pb(
+            admin.drain_drive(c.drain_drive_request_from_pb(m), deadline_s=d)
+        ),
+        "RemoveDrive": remove,
     }
 
 

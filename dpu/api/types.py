@@ -139,6 +139,8 @@ class Attachment:
     """What a holder needs to move data itself, by local access or through ``export``.
 
     ``liveness_path``: with local access, hold a shared flock on it to write; empty with ``export``.
+    ``drives_version``: of ``namespaces``: when a heartbeat is answered with another one, attaching again as the same
+    incarnation tells how to reach the drives from then on.
     """
 
     pool_uuid: str
@@ -150,6 +152,7 @@ class Attachment:
     grant_ttl_s: float
     heartbeat_s: float
     export: Export | None = None
+    drives_version: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,7 +286,10 @@ class HeartbeatRequest:
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatReply:
+    """``drives_version``: see :class:`Attachment`."""
+
     lost_lease_ids: tuple[str, ...]
+    drives_version: int = 0
 
 
 @dataclass(frozen=True, slots=True)

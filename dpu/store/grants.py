@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from meshfusion.dpu.api.types import Extent, ReserveItem
@@ -92,6 +92,17 @@ class GrantTable:
         for grant in late:
             self._quarantine(grant, GrantState.EXPIRED)
         return len(late)
+
+    def expire_in(self, is_lost: Callable[[int], bool]) -> int:
+        """Those with a shard in such a segment are not to be committed any more; how many."""
+        lost = [
+            grant
+            for grant in self._grants.values()
+            if grant.state is GrantState.LIVE and any(is_lost(extent.segment) for extent in grant.extents)
+        ]
+        for grant in lost:
+            self._quarantine(grant, GrantState.EXPIRED)
+        return len(lost)
 
     def doubt(self, grant: Grant) -> None:
         """A write under it may still land, and nothing that its holder says later changes that."""

@@ -302,6 +302,29 @@ class Store:
                 self.grants.doubt(grant)
                 self.counters["grants_in_doubt"] += 1
 
+    # ---- drives --------------------------------------------------------------------------------------------------
+
+    def drive_is_gone(self, number: int) -> None:
+        """What is granted on it is not committed any more: whether what was written is on the drive that comes back,
+        nobody knows (rule 1). Its holders answer, and then its space is free again."""
+        self.counters["grants_lost_with_drives"] += self.grants.expire_in(
+            lambda segment: drive_of_segment(segment) == number
+        )
+
+    def forget(self, segment: int, chunks: Iterable[api.ChunkRecord]) -> Step[None]:
+        """Of a drive that is being emptied, the chunks with a shard in this segment, in which nobody writes."""
+        assert not self.segments.pins(segment)[1], f"segment {segment} forgotten under a writer"
+        places = {
+            chunk.key: shard.extent for chunk in chunks for shard in chunk.shards if shard.extent.segment == segment
+        }
+        effects = tuple(DeleteChunk(key, extent) for key, extent in places.items())
+        self.counters["chunks_drained"] += len(effects)
+        return self._step(None, effects, _Pending()) if effects else Step(None)
+
+    def saves_go_elsewhere(self) -> None:
+        """What made saves stop was one drive, and others take them."""
+        self._stopped_reason = ""
+
     # ---- time and outcomes ---------------------------------------------------------------------------------------
 
     def tick(self, now_s: float) -> None:

@@ -17,6 +17,7 @@ from meshfusion.host.path.cpus import Cpus, use_cpus
 from meshfusion.host.path.load_job import LoadJob, UnitFailure, UnitRead
 from meshfusion.host.path.medium import Loader, Medium, Saver, WriteInDoubtError
 from meshfusion.host.path.path_kind import PathKind
+from meshfusion.host.path.pool_data import DriveNotOpenError
 from meshfusion.host.path.shards import ShardWrite, ShardWritten, WriteFate
 from meshfusion.host.path.spans import Span, spans_of
 from meshfusion.jbof.errors import MeshFusionError
@@ -124,7 +125,8 @@ class DataPath:
                 raise loader
             outcomes = loader.load(job, span)
         except MeshFusionError as error:
-            outcomes = [UnitFailure(index, False, error.message) for index in indexes]
+            is_untried = isinstance(error, DriveNotOpenError)
+            outcomes = [UnitFailure(index, False, error.message, is_untried) for index in indexes]
         except Exception as error:  # a bug must fail the load, not the thread that later loads need
             logger.exception("loading a span failed")
             outcomes = [UnitFailure(index, False, repr(error)) for index in indexes]

@@ -13,6 +13,10 @@ from meshfusion.jbof.media.file import DataFile
 from meshfusion.jbof.pool_addresses import namespace_of, pool_lba, split_pool_lba
 
 
+class DriveNotOpenError(MediaError):
+    """A drive of the pool that this process has not opened (yet): that says nothing of what lies on it."""
+
+
 class PoolData:
     """``files``: by namespace, at least one; it owns them. One thread writes and flushes."""
 
@@ -24,14 +28,14 @@ class PoolData:
     def at(self, address: int) -> tuple[DataFile, int]:
         """The file and the LBA in it of a pool LBA, to read there.
 
-        Raises :class:`~meshfusion.jbof.errors.MediaError` for a drive that is not open.
+        Raises :class:`DriveNotOpenError`: what lies on one drive is never looked for on another.
         """
         namespace, lba = split_pool_lba(address)
         file = self.files.get(namespace)
         if file is None:
-            raise MediaError(
+            raise DriveNotOpenError(
                 f"drive {namespace - 1} of the pool is not open here",
-                next_step="look for why in the log of the engine's start; restart the engine when the drive is back",
+                next_step="look for why in the engine's log: mfctl jbof drives tells when the drive is back",
             )
         return file, lba
 
@@ -42,10 +46,12 @@ class PoolData:
         return file
 
     def flush(self) -> None:
-        """Every drive that was written to since it was last flushed (rule 1)."""
+        """Every drive that was written to since it was last flushed (rule 1). Raises MediaError also for one that was
+        exchanged: what is durable must be so where others look for it."""
         for namespace in sorted(self._unflushed):
             self.files[namespace].flush()
             self._unflushed.discard(namespace)
+            self.files[namespace].check_place()
 
     def close(self) -> None:
         with ExitStack() as stack:

@@ -17,6 +17,7 @@ import stat
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -45,6 +46,18 @@ class SpaceKind(enum.Enum):
 
     RESERVED = "reserved"  # the filesystem has set the space aside
     SPARSE = "sparse"  # it cannot: a write may still find the disk full
+
+
+class Place(NamedTuple):
+    """What is open, as stat(2) tells it: equal while it is the same file or device."""
+
+    device: int
+    inode: int
+    special_device: int
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> Place:
+        return cls(status.st_dev, status.st_ino, status.st_rdev)
 
 
 class DataFile:
@@ -88,6 +101,21 @@ class DataFile:
     @property
     def lba_count(self) -> int:
         return self.size_bytes // LBA_BYTES
+
+    @property
+    def place(self) -> Place:
+        assert self._fd >= 0, "used after close"
+        return Place.of(os.fstat(self._fd))
+
+    def check_place(self) -> None:
+        """Raises :class:`DataFileError` when something else lies at :attr:`path` by now, or nothing: what is written
+        here would be found by nobody."""
+        try:
+            found = Place.of(self.path.stat())
+        except OSError as error:
+            raise DataFileError.from_os_error(error, "it is gone from its place", self.path) from error
+        if found != self.place:
+            raise DataFileError(MediaFault.MISSING, "something else lies in its place", self.path)
 
     def read_into(self, lba: int, buffer: Buffer) -> None:
         """Fill ``buffer`` (whole blocks, page-aligned) from block ``lba`` on. Raises :class:`DataFileError`."""

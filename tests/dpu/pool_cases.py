@@ -47,6 +47,7 @@ class Holder:
     def __init__(self, pool: Pool | GrpcChunkService, holder_id: str | None = None) -> None:
         self.pool = pool
         request = api.AttachRequest(holder_id or uuid.uuid4().hex, "vllm", "1", "h", os.getpid(), IDENTITY, 1)
+        self.request = request
         self.attachment = pool.attach(request, deadline_s=DEADLINE_S)
         self.id = self.attachment.holder_id
         self.lock = hold_liveness(Path(self.attachment.liveness_path))
@@ -120,6 +121,13 @@ class Holder:
         reply = self.pool.match(api.MatchRequest(self.id, "r", 16, (group,)), deadline_s=DEADLINE_S)
         self.pool.release(api.ReleaseRequest(self.id, (reply.lease_id,)), deadline_s=DEADLINE_S)
         return reply
+
+    def ask_again(self) -> None:
+        """As an engine does when a heartbeat tells that the drives are reached in another way."""
+        self.attachment = self.pool.attach(self.request, deadline_s=DEADLINE_S)
+
+    def release(self, reply: api.MatchReply) -> None:
+        self.pool.release(api.ReleaseRequest(self.id, (reply.lease_id,)), deadline_s=DEADLINE_S)
 
     def leave(self) -> None:
         os.close(self.lock)

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshfusion.dpu.config import (
+    DrivesConfig,
     LeaseConfig,
     MediumConfig,
     ServiceConfig,
@@ -25,6 +26,7 @@ from meshfusion.dpu.config_exports import ExportsConfig, SpdkConfig, parse_porta
 from meshfusion.dpu.export.desired import Address
 from meshfusion.dpu.pool import PoolOptions
 from meshfusion.dpu.pool_tending import Policy
+from meshfusion.dpu.running_drives import DriveOptions
 from meshfusion.dpu.yaml_document import parse_yaml, read_yaml
 from meshfusion.jbof.config_problems import ConfigProblemsError
 from meshfusion.jbof.errors import ConfigError
@@ -64,6 +66,7 @@ def test_defaults_are_those_of_the_pool() -> None:
     medium = MediumConfig().model_dump()
     configured = {**LeaseConfig().model_dump(), **medium, "policy": Policy(medium["policy"])}
     assert configured == dataclasses.asdict(PoolOptions())
+    assert DrivesConfig().model_dump().items() <= dataclasses.asdict(DriveOptions()).items()
 
 
 def test_every_policy_can_be_configured(tmp_path: Path) -> None:
@@ -104,7 +107,7 @@ extra: 1
         r"line 8: leases\.max_pinned_fraction = 1\.5: must be at most 1; use more than 0 and at most 1, "
         r"for example 0\.5",
         r"line 9: log\.level = 'loud': must be 'debug', 'info', 'warning' or 'error'",
-        r"line 10: extra: unknown key; remove it; known here: listen, pool, exports, medium, leases, log",
+        r"line 10: extra: unknown key; remove it; known here: listen, pool, exports, medium, leases, drives, log",
     ]
     assert len(problems) == len(expected)
     for problem, pattern in zip(problems, expected, strict=True):

@@ -18,7 +18,7 @@ from meshfusion.jbof.epoch_record import last_epoch
 from meshfusion.jbof.errors import MediaError
 from meshfusion.jbof.format import LBA_BYTES
 from meshfusion.jbof.media.faults import DataFileError, MediaFault
-from meshfusion.jbof.media.file import open_data_file
+from meshfusion.jbof.media.file import DataFile, open_data_file
 from meshfusion.jbof.segment_format import SummaryEntry, decode_segment_header, decode_summary
 from tests.dpu.pool_cases import DEADLINE_S, FULL_SEGMENT_UNITS, SEGMENT_COUNT, Holder, key, make_pool
 from tests.jbof.loop_devices import loop_device_of
@@ -58,6 +58,13 @@ def summarize(pool: Pool) -> None:
 
 def broken(*_: object) -> None:
     raise DataFileError(MediaFault.IO, "writing failed", Path("data"), errno_=errno.EIO)
+
+
+def data_of(pool: Pool) -> DataFile:
+    """The service's own, of its only drive."""
+    (sought,) = pool._drives.sought()
+    assert sought.open is not None
+    return sought.open.file._data
 
 
 def test_the_header_is_there_when_extents_leave(path: Path, pool: Pool) -> None:
@@ -127,7 +134,7 @@ def test_a_reclaimed_segment_is_deallocated_behind_its_header(path: Path, pool: 
 
 
 def test_a_medium_that_cannot_deallocate_is_counted(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool._drives.drives[0].file._data, "deallocate", lambda lba, lba_count: False)
+    monkeypatch.setattr(data_of(pool), "deallocate", lambda lba, lba_count: False)
     with Holder(pool) as holder:
         assert holder.put(0)
     assert (counter(pool, "deallocations_unsupported"), counter(pool, "segments_deallocated")) == (1, 0)
@@ -137,7 +144,7 @@ def test_a_promise_of_zeros_that_is_not_kept_is_counted(pool: Pool, monkeypatch:
     with Holder(pool) as holder:
         for i in range(SEGMENT_COUNT):
             assert holder.put(i, FULL_SEGMENT_UNITS)
-        monkeypatch.setattr(pool._drives.drives[0].file._data, "deallocate", lambda lba, lba_count: True)
+        monkeypatch.setattr(data_of(pool), "deallocate", lambda lba, lba_count: True)
         assert holder.put(10)
     assert counter(pool, "deallocations_not_kept") == 1
 
@@ -151,7 +158,7 @@ def test_a_failing_opening_costs_one_segment_at_most(
         for i in range(SEGMENT_COUNT):
             assert holder.put(i, FULL_SEGMENT_UNITS)
         with monkeypatch.context() as patch:
-            patch.setattr(pool._drives.drives[0].file._data, operation, broken)
+            patch.setattr(data_of(pool), operation, broken)
             for i in range(3):
                 with pool._mutex:
                     pool._store.saves._refused_until_s = 0.0  # as if its time were over

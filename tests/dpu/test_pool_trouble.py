@@ -96,7 +96,7 @@ def test_a_medium_that_takes_no_header(
     with Pool.open(path) as pool, Holder(pool) as holder:
         fill(holder)
         with monkeypatch.context() as patch:
-            patch.setattr(pool._drives.drives[0].file._data, operation, fail)
+            patch.setattr(pool._drives._open[0].file._data, operation, fail)
             for _ in range(2):
                 pause_is_over(pool)
                 with pytest.raises(MediaError, match=errno.errorcode[code]):

@@ -28,7 +28,7 @@ log = logging.getLogger("meshfusion.service")
 STOP_GRACE_S = 5.0
 
 
-def run_service(config: ServiceConfig, *, ready_as_json: bool) -> None:
+def run_service(config: ServiceConfig, *, ready_as_json: bool, may_take_over: bool = False) -> None:
     """Serve until SIGTERM or SIGINT, then let running calls finish for ``STOP_GRACE_S`` seconds.
 
     Raises the typed errors of opening the pool and of listening, and FormatError when its index is found to be damaged
@@ -36,13 +36,13 @@ def run_service(config: ServiceConfig, *, ready_as_json: bool) -> None:
     """
     configure_logging(config.log)
     stop = _StopSignal()
-    pool = _open_pool(config, stop.damaged)
+    pool = _open_pool(config, stop.damaged, may_take_over=may_take_over)
     try:
         stop.defer()
         # After the pool: its checks may start child processes, which gRPC's threads do not like.
         from meshfusion.dpu.api.server import serve
 
-        server = serve(pool, config.listen)
+        server = serve(pool, config.listen, admin=pool.drive_admin)
         try:
             pool.announce_service(server.address)
             print(_ready_line(server.address, config.pool.path, pool.pool_uuid, ready_as_json), flush=True)
@@ -55,11 +55,12 @@ def run_service(config: ServiceConfig, *, ready_as_json: bool) -> None:
     log.info("stopped")
 
 
-def _open_pool(config: ServiceConfig, damaged: Callable[[FormatError], None]) -> Pool:
+def _open_pool(config: ServiceConfig, damaged: Callable[[FormatError], None], *, may_take_over: bool) -> Pool:
     from meshfusion.dpu.api.address import parse_address
     from meshfusion.dpu.api.listen import check_free
     from meshfusion.dpu.pool import Pool, PoolOptions, create_pool
     from meshfusion.dpu.pool_tending import Policy
+    from meshfusion.dpu.running_drives import DriveOptions
 
     if config.pool.create and pool_is_absent(config.pool.path):
         assert config.pool.size is not None, "load_service_config asks for it when the pool is absent"
@@ -82,7 +83,14 @@ def _open_pool(config: ServiceConfig, damaged: Callable[[FormatError], None]) ->
         policy=Policy(config.medium.policy),
         drive_writes_per_day=config.medium.drive_writes_per_day,
     )
-    pool = Pool.open(config.pool.path, options, exports=_exports(config), damaged=damaged)
+    pool = Pool.open(
+        config.pool.path,
+        options,
+        exports=_exports(config),
+        damaged=damaged,
+        drive_options=DriveOptions(**config.drives.model_dump()),
+        may_take_over=may_take_over,
+    )
     log.info("opened pool %s (%s)", config.pool.path, pool.pool_uuid)
     return pool
 

@@ -10,7 +10,7 @@ import click
 from meshfusion.jbof.errors import UnsupportedError
 from meshfusion.tools.mfctl import drive_sources
 from meshfusion.tools.mfctl.drive_sources import discovered, drive_options, find_drive
-from meshfusion.tools.mfctl.jbof_pool_commands import add, drain, drives, remove
+from meshfusion.tools.mfctl.jbof_pool_commands import add, drain, drives, remove, replace
 from meshfusion.tools.mfctl.output import document_format_option, print_document, print_fields, print_table
 
 if TYPE_CHECKING:
@@ -108,5 +108,5 @@ def locate(
         click.echo(f"the light of {found.identity.key} in slot {slot.name} is {'off' if off else 'blinking'}")
 
 
-for command in (add, drain, drives, remove):
+for command in (add, drain, drives, remove, replace):
     jbof.add_command(command)

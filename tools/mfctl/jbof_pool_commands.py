@@ -1,24 +1,40 @@
-"""``mfctl jbof drives|add|drain|remove``: the drives of a pool that nobody serves."""
+"""``mfctl jbof drives|add|drain|remove|replace``: the drives of a pool, through its service where one runs."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
 from meshfusion.tools.mfctl.output import format_bytes, format_option, print_json, print_table
 from meshfusion.tools.mfctl.pool_commands import PATH, parse_size
 
+if TYPE_CHECKING:
+    from meshfusion.tools.mfctl.pool_drives_source import PoolDrivesSource
+
 _NUMBER = click.argument("number", type=click.IntRange(0))
+_SIZE = click.option(
+    "--size", "size_bytes", callback=parse_size, required=True, metavar="SIZE", help="What is used of it."
+)
+_DATA_PATH = click.option("--data-path", type=PATH, help="The block device or file; default: a file inside POOL.")
+_FORCE = click.option("--force", is_flag=True, help="Overwrite what is on the --data-path; needs --serial.")
+_SERIAL = click.option(
+    "--serial", metavar="TEXT",
+    help="With --force: the serial of the drive that may be overwritten; of a file, its name without folders.",
+)  # fmt: skip
 
 
 @click.command()
 @click.argument("pool", type=PATH)
 @format_option
 def drives(pool: Path, output_format: str) -> None:
-    """Show the drives of the pool in POOL by their numbers, and what keeps one away. It may be served meanwhile."""
-    rows = _rows(pool)
+    """Show the drives of the pool in POOL by their numbers, and what is wrong with one.
+
+    Where a service runs it says how it uses them; else it is said what the next one would find.
+    """
+    rows = _source(pool).rows()
     if output_format == "json":
         print_json({"drives": rows})
         return
@@ -30,48 +46,46 @@ def drives(pool: Path, output_format: str) -> None:
         ],
     )
     for row in rows:
+        for reason in row["reasons"]:
+            click.echo(f"drive {row['number']}: {reason}", err=True)
         if row["problem"]:
-            click.echo(f"drive {row['number']}: {row['problem']}\nnext step: {row['next_step']}", err=True)
+            step = f"\nnext step: {row['next_step']}" if row["next_step"] else ""
+            click.echo(f"drive {row['number']}: {row['problem']}{step}", err=True)
 
 
 @click.command()
 @click.argument("pool", type=PATH)
-@click.option("--size", "size_bytes", callback=parse_size, required=True, metavar="SIZE", help="What is used of it.")
-@click.option("--data-path", type=PATH, help="The block device or file; default: a file inside POOL.")
-@click.option("--force", is_flag=True, help="Overwrite what is on the --data-path; needs --serial.")
-@click.option(
-    "--serial", metavar="TEXT",
-    help="With --force: the serial of the drive that may be overwritten; of a file, its name without folders.",
-)  # fmt: skip
+@_SIZE
+@_DATA_PATH
+@_FORCE
+@_SERIAL
 @format_option
 def add(
     pool: Path, size_bytes: int, data_path: Path | None, force: bool, serial: str | None, output_format: str
 ) -> None:
-    """Give the pool in POOL one more drive. Nobody may use the pool meanwhile."""
-    from meshfusion.dpu.pool_create import add_drive
+    """Give the pool in POOL one more drive, while it is served or not.
 
-    if force != (serial is not None) or (force and data_path is None):
-        raise click.UsageError("--force, --serial and --data-path belong together.")
-    label = add_drive(pool, size_bytes=size_bytes, data_path=data_path, overwrite_serial=serial)
+    Nothing is written to it before all engines that are attached know of it.
+    """
+    _check_force(data_path, force=force, serial=serial)
+    number, segments = _source(pool).add(size_bytes, _absolute(data_path), serial)
     if output_format == "json":
-        print_json({"number": label.drive_number, "segments": label.segment_count})
+        print_json({"number": number, "segments": segments})
     else:
-        click.echo(f"added drive {label.drive_number} with {label.segment_count} segments")
+        click.echo(f"added drive {number} with {segments} segments")
 
 
 @click.command()
 @click.argument("pool", type=PATH)
 @_NUMBER
-@click.option("--stop", is_flag=True, help="Write to it again.")
+@click.option("--stop", is_flag=True, help="Write to it again, and trust it again if it has failed.")
 @format_option
 def drain(pool: Path, number: int, stop: bool, output_format: str) -> None:
-    """Write nothing new to drive NUMBER of the pool in POOL; what it holds is served until it is removed.
+    """Have drive NUMBER of the pool in POOL emptied.
 
-    Nobody may use the pool meanwhile.
+    Nothing new is written to it; what it holds is forgotten bit by bit while a service runs, and served until then.
     """
-    from meshfusion.dpu.pool_remove import set_draining
-
-    set_draining(pool, number, is_draining=not stop)
+    _source(pool).drain(number, is_ended=stop)
     if output_format == "json":
         print_json({"number": number, "is_draining": not stop})
     else:
@@ -85,47 +99,60 @@ def drain(pool: Path, number: int, stop: bool, output_format: str) -> None:
 def remove(pool: Path, number: int, output_format: str) -> None:
     """Take drive NUMBER out of the pool in POOL, with the chunks on it; it may be gone already.
 
-    Nobody may use the pool meanwhile, and no engine that used it may live. A drive is replaced by adding another one
-    and removing this. What is on it stays, but for a file inside POOL, which is deleted.
+    While an engine reads from it or may write to it that is waited for, a minute at most; where no service runs, no
+    engine that used it may live. What is on it stays, but for a file inside POOL, which is deleted.
     """
-    from meshfusion.dpu.pool_remove import remove_drive
-
-    count = remove_drive(pool, number)
+    count = _source(pool).remove(number)
     if output_format == "json":
         print_json({"number": number, "chunks_forgotten": count})
     else:
         click.echo(f"removed drive {number}; {count} chunks lay on it and are forgotten")
 
 
-def _rows(pool: Path) -> list[dict[str, Any]]:
-    from meshfusion.dpu.pool_dir import PoolLayout
-    from meshfusion.dpu.pool_drives import find_drives
+@click.command()
+@click.argument("pool", type=PATH)
+@_NUMBER
+@_SIZE
+@_DATA_PATH
+@_FORCE
+@_SERIAL
+@format_option
+def replace(
+    pool: Path,
+    number: int,
+    size_bytes: int,
+    data_path: Path | None,
+    force: bool,
+    serial: str | None,
+    output_format: str,
+) -> None:
+    """Add another drive to the pool in POOL, and have drive NUMBER emptied.
 
-    found = find_drives(PoolLayout(pool.absolute()))
-    rows: list[dict[str, Any]] = [
-        {
-            "number": drive.number,
-            "state": "draining" if drive.is_draining else "here",
-            "segments": drive.label.segment_count,
-            "size_bytes": drive.geometry.capacity_bytes,
-            "serial": drive.label.drive_name,
-            "path": str(drive.path),
-            "problem": "; ".join(drive.label_problems),
-            "next_step": "mfctl pool repair, when nobody uses the pool" if drive.label_problems else "",
-        }
-        for drive in found.here
-    ]
-    rows += [
-        {
-            "number": drive.number,
-            "state": "away",
-            "segments": 0,
-            "size_bytes": 0,
-            "serial": "",
-            "path": "",
-            "problem": drive.problem.message,
-            "next_step": drive.problem.next_step,
-        }
-        for drive in found.absent
-    ]
-    return sorted(rows, key=lambda row: int(row["number"]))
+    When it is drained, or is gone: mfctl jbof remove.
+    """
+    _check_force(data_path, force=force, serial=serial)
+    source = _source(pool)
+    if number not in {row["number"] for row in source.rows()}:
+        source.drain(number, is_ended=False)  # says what is wrong with it, before anything is added
+    added, segments = source.add(size_bytes, _absolute(data_path), serial)
+    source.drain(number, is_ended=False)
+    if output_format == "json":
+        print_json({"number": added, "segments": segments, "replaces": number})
+    else:
+        click.echo(f"added drive {added} with {segments} segments; drive {number} takes no new chunks any more")
+
+
+def _source(pool: Path) -> PoolDrivesSource:
+    from meshfusion.tools.mfctl.pool_drives_source import drives_of
+
+    return drives_of(pool)
+
+
+def _check_force(data_path: Path | None, *, force: bool, serial: str | None) -> None:
+    if force != (serial is not None) or (force and data_path is None):
+        raise click.UsageError("--force, --serial and --data-path belong together.")
+
+
+def _absolute(data_path: Path | None) -> Path | None:
+    """The service has another working directory. Links stay: a device's name by its id is the better one."""
+    return None if data_path is None else Path(os.path.abspath(data_path))

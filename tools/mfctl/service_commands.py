@@ -22,8 +22,14 @@ def service() -> None:
     required=True,
     help="Configuration file (YAML).",
 )
+@click.option(
+    "--takeover",
+    is_flag=True,
+    help="Take drives from the service of another machine that has them reserved: it is certainly dead, or to be cut "
+    "off.",
+)
 @format_option
-def run(config_path: Path, output_format: str) -> None:
+def run(config_path: Path, takeover: bool, output_format: str) -> None:
     """Serve a pool to the engines of this machine until SIGTERM or SIGINT.
 
     Prints one line on stdout when ready; the log goes to stderr.
@@ -31,4 +37,4 @@ def run(config_path: Path, output_format: str) -> None:
     from meshfusion.dpu.config import load_service_config
     from meshfusion.tools.mfctl.daemon import run_service
 
-    run_service(load_service_config(config_path), ready_as_json=output_format == "json")
+    run_service(load_service_config(config_path), ready_as_json=output_format == "json", may_take_over=takeover)

@@ -144,7 +144,7 @@ class Export(_message.Message):
     def __init__(self, subsystem_nqn: _Optional[str] = ..., host_nqn: _Optional[str] = ..., portals: _Optional[_Iterable[_Union[Portal, _Mapping[str, object]]]] = ..., host_key: _Optional[str] = ...) -> None: ...
 
 class Attachment(_message.Message):
-    __slots__ = ("pool_uuid", "holder_id", "epoch", "namespaces", "liveness_path", "lease_ttl_s", "grant_ttl_s", "heartbeat_s", "export")
+    __slots__ = ("pool_uuid", "holder_id", "epoch", "namespaces", "liveness_path", "lease_ttl_s", "grant_ttl_s", "heartbeat_s", "export", "drives_version")
     POOL_UUID_FIELD_NUMBER: _ClassVar[int]
     HOLDER_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -154,6 +154,7 @@ class Attachment(_message.Message):
     GRANT_TTL_S_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_S_FIELD_NUMBER: _ClassVar[int]
     EXPORT_FIELD_NUMBER: _ClassVar[int]
+    DRIVES_VERSION_FIELD_NUMBER: _ClassVar[int]
     pool_uuid: str
     holder_id: str
     epoch: int
@@ -163,7 +164,8 @@ class Attachment(_message.Message):
     grant_ttl_s: float
     heartbeat_s: float
     export: Export
-    def __init__(self, pool_uuid: _Optional[str] = ..., holder_id: _Optional[str] = ..., epoch: _Optional[int] = ..., namespaces: _Optional[_Iterable[_Union[Namespace, _Mapping[str, object]]]] = ..., liveness_path: _Optional[str] = ..., lease_ttl_s: _Optional[float] = ..., grant_ttl_s: _Optional[float] = ..., heartbeat_s: _Optional[float] = ..., export: _Optional[_Union[Export, _Mapping[str, object]]] = ...) -> None: ...
+    drives_version: int
+    def __init__(self, pool_uuid: _Optional[str] = ..., holder_id: _Optional[str] = ..., epoch: _Optional[int] = ..., namespaces: _Optional[_Iterable[_Union[Namespace, _Mapping[str, object]]]] = ..., liveness_path: _Optional[str] = ..., lease_ttl_s: _Optional[float] = ..., grant_ttl_s: _Optional[float] = ..., heartbeat_s: _Optional[float] = ..., export: _Optional[_Union[Export, _Mapping[str, object]]] = ..., drives_version: _Optional[int] = ...) -> None: ...
 
 class GroupKeys(_message.Message):
     __slots__ = ("group", "keys", "first_needed_steps")
@@ -308,10 +310,12 @@ class HeartbeatRequest(_message.Message):
     def __init__(self, holder_id: _Optional[str] = ..., epoch: _Optional[int] = ..., lease_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class HeartbeatReply(_message.Message):
-    __slots__ = ("lost_lease_ids",)
+    __slots__ = ("lost_lease_ids", "drives_version")
     LOST_LEASE_IDS_FIELD_NUMBER: _ClassVar[int]
+    DRIVES_VERSION_FIELD_NUMBER: _ClassVar[int]
     lost_lease_ids: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, lost_lease_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+    drives_version: int
+    def __init__(self, lost_lease_ids: _Optional[_Iterable[str]] = ..., drives_version: _Optional[int] = ...) -> None: ...
 
 class DropRequest(_message.Message):
     __slots__ = ("holder_id", "key", "extent", "reason")
@@ -464,3 +468,65 @@ class ErrorDetail(_message.Message):
     message: str
     next_step: str
     def __init__(self, kind: _Optional[str] = ..., message: _Optional[str] = ..., next_step: _Optional[str] = ...) -> None: ...
+
+class DrivesRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class DriveStatus(_message.Message):
+    __slots__ = ("number", "state", "reasons", "path", "serial", "segment_count", "size_bytes", "percentage_used", "problem")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    REASONS_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    SERIAL_FIELD_NUMBER: _ClassVar[int]
+    SEGMENT_COUNT_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PERCENTAGE_USED_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    state: str
+    reasons: _containers.RepeatedScalarFieldContainer[str]
+    path: str
+    serial: str
+    segment_count: int
+    size_bytes: int
+    percentage_used: int
+    problem: str
+    def __init__(self, number: _Optional[int] = ..., state: _Optional[str] = ..., reasons: _Optional[_Iterable[str]] = ..., path: _Optional[str] = ..., serial: _Optional[str] = ..., segment_count: _Optional[int] = ..., size_bytes: _Optional[int] = ..., percentage_used: _Optional[int] = ..., problem: _Optional[str] = ...) -> None: ...
+
+class DrivesReply(_message.Message):
+    __slots__ = ("drives",)
+    DRIVES_FIELD_NUMBER: _ClassVar[int]
+    drives: _containers.RepeatedCompositeFieldContainer[DriveStatus]
+    def __init__(self, drives: _Optional[_Iterable[_Union[DriveStatus, _Mapping[str, object]]]] = ...) -> None: ...
+
+class AddDriveRequest(_message.Message):
+    __slots__ = ("size_bytes", "data_path", "overwrite_serial")
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DATA_PATH_FIELD_NUMBER: _ClassVar[int]
+    OVERWRITE_SERIAL_FIELD_NUMBER: _ClassVar[int]
+    size_bytes: int
+    data_path: str
+    overwrite_serial: str
+    def __init__(self, size_bytes: _Optional[int] = ..., data_path: _Optional[str] = ..., overwrite_serial: _Optional[str] = ...) -> None: ...
+
+class DrainDriveRequest(_message.Message):
+    __slots__ = ("number", "is_ended")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    IS_ENDED_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    is_ended: bool
+    def __init__(self, number: _Optional[int] = ..., is_ended: _Optional[bool] = ...) -> None: ...
+
+class RemoveDriveRequest(_message.Message):
+    __slots__ = ("number",)
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    def __init__(self, number: _Optional[int] = ...) -> None: ...
+
+class RemoveDriveReply(_message.Message):
+    __slots__ = ("chunk_count",)
+    CHUNK_COUNT_FIELD_NUMBER: _ClassVar[int]
+    chunk_count: int
+    def __init__(self, chunk_count: _Optional[int] = ...) -> None: ...

@@ -24,6 +24,7 @@ from meshfusion.host.kv.chunk_form import ChunkForm
 from meshfusion.host.path.block_layout import Runs
 from meshfusion.host.path.load_job import UnitFailure
 from meshfusion.host.pool_events import GrantedRun, RankDigests
+from meshfusion.jbof.pool_addresses import split_pool_lba
 
 
 class LoadOrder(NamedTuple):
@@ -37,6 +38,12 @@ class LoadOrder(NamedTuple):
     digests: tuple[tuple[tuple[bytes, ...], ...], ...]
     abandon_after_s: float
     refusal: str = ""
+
+    @property
+    def namespaces(self) -> frozenset[int]:
+        """On which drives it lies."""
+        columns = (column for shards in self.lbas for column in shards)
+        return frozenset(split_pool_lba(lba)[0] for column in columns for lba in column)
 
     def units_of(self, form: ChunkForm, rank: int) -> Iterator[tuple[int, int, int, bytes]]:
         """What ``rank`` is to load of each unit: its group, logical block, device block and digest."""

@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from typing import Final
 
 from meshfusion.dpu.api.types import Attachment
@@ -69,6 +70,11 @@ class PathSlot:
         opening = self._opening
         return opening is not None and (attachment is None or opening.attachment.pool_uuid == attachment.pool_uuid)
 
+    def reaches(self, namespaces: AbstractSet[int]) -> bool:
+        """Does :attr:`path` lead to all of these, as far as the service told when it was opened?"""
+        mine = self._attachment
+        return mine is not None and namespaces <= {namespace.nsid for namespace in mine.namespaces}
+
     @property
     def attachment(self) -> Attachment | None:
         """For which :attr:`path` was opened; only its grants may be written under."""
@@ -84,9 +90,10 @@ class PathSlot:
         if attachment is None or is_writing or self._opening is not None:
             return
         former = self._attachment
-        if former is not None and former.holder_id == attachment.holder_id:
+        is_alike = former is not None and is_reached_alike(former, attachment)
+        if former is not None and former.holder_id == attachment.holder_id and is_alike:
             return
-        if former is not None and _is_same_data(former, attachment):
+        if former is not None and is_alike and _is_same_data(former, attachment):
             self._attachment = attachment
             self._change = PathState(attachment.holder_id)
             return
@@ -149,6 +156,12 @@ class PathSlot:
         )
         thread.start()
         self._ending.append(thread)
+
+
+def is_reached_alike(one: Attachment, other: Attachment) -> bool:
+    """May what was opened for one go on for the other? Else a drive has come, or lies elsewhere. An export's drives are
+    its target's affair."""
+    return one.export is not None or one.drives_version == other.drives_version
 
 
 def _is_same_data(one: Attachment, other: Attachment) -> bool:

@@ -106,7 +106,8 @@ class WorkerSide:
         self._follow(orders.attachment)
         path = parts.slot.path_to(orders.attachment)
         for order in orders.loads:
-            if path is None and parts.slot.is_opening_to(orders.attachment):
+            is_opening = parts.slot.is_opening_to(orders.attachment)
+            if is_opening and (path is None or not parts.slot.reaches(order.namespaces)):
                 parts.loads.wait(order, time.monotonic())
             else:
                 parts.loads.start(order, path)

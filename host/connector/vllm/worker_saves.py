@@ -9,7 +9,7 @@ from pathlib import Path
 from meshfusion.dpu.api.liveness import hold_liveness
 from meshfusion.dpu.api.types import Attachment
 from meshfusion.host.connector.vllm.messages import RunWritten, SaveOrder
-from meshfusion.host.connector.vllm.path_slot import PathSlot
+from meshfusion.host.connector.vllm.path_slot import PathSlot, is_reached_alike
 from meshfusion.host.connector.vllm.run_writes import RunWrites
 from meshfusion.host.kv.chunk_form import ChunkForm
 from meshfusion.host.path.shards import ShardWrite
@@ -26,7 +26,7 @@ class WorkerSaves:
         self._liveness: int | None = None  # held only while something is written: an idle engine holds up nobody
         self._runs: dict[int, RunWrites] = {}  # being written, by run id
         self._waiting: list[SaveOrder] = []
-        self._next_holder_id = ""  # of the attachment told last
+        self._next: Attachment | None = None  # the attachment told last
         self._written: list[RunWritten] = []
 
     @property
@@ -34,8 +34,9 @@ class WorkerSaves:
         return bool(self._runs)
 
     def told(self, attachment: Attachment) -> None:
-        """Orders for this incarnation may come from now on, also while a former one is writing."""
-        self._next_holder_id = attachment.holder_id
+        """Orders for this incarnation may come from now on, also while a former one is writing, or this one over a
+        path that does not reach all drives."""
+        self._next = attachment
 
     def start(self, orders: Iterable[SaveOrder]) -> None:
         """The blocks that hold the chunks are final."""
@@ -92,8 +93,13 @@ class WorkerSaves:
 
     def _must_wait(self, holder_id: str) -> bool:
         """Is the path of this incarnation being opened, or about to be, when the former one has written?"""
-        attachment = self._slot.attachment
-        is_next = holder_id == self._next_holder_id and attachment is not None and attachment.holder_id != holder_id
+        attachment, told = self._slot.attachment, self._next
+        is_next = (
+            attachment is not None
+            and told is not None
+            and holder_id == told.holder_id
+            and (attachment.holder_id != holder_id or not is_reached_alike(attachment, told))
+        )
         return holder_id == self._slot.opening_holder_id or (is_next and bool(self._runs))
 
     def _refuse(self, order: SaveOrder) -> str:

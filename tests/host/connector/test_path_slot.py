@@ -107,6 +107,28 @@ def test_nothing_changes_while_something_is_written(slot: PathSlot, opener: Open
     assert (slot.opening_holder_id, slot.attachment) == ("", FAR)
 
 
+def test_drives_that_are_reached_otherwise_are_opened_anew_while_the_former_path_serves(
+    slot: PathSlot, opener: Opener
+) -> None:
+    follow(slot, LOCAL)
+    former = cast(Any, slot.path)
+    second = Namespace(2, "/two", 4096, 1 << 20)
+    again = replace(LOCAL, namespaces=(*LOCAL.namespaces, second), drives_version=1)
+    slot.follow(again, is_writing=True)
+    assert slot.opening_holder_id == "", "not under what is being written"
+    opener.let.clear()
+    slot.follow(again, is_writing=False)
+    assert (slot.path, slot.is_opening_to(again)) == (former, True)
+    assert (slot.reaches({1}), slot.reaches({1, 2})) == (True, False)
+    opener.let.set()
+    until(slot.advance)
+    assert slot.path is not former
+    assert slot.reaches({1, 2})
+    assert former.finished.wait(10)
+    slot.follow(again, is_writing=False)
+    assert opener.opened == ["local-1", "local-1"]
+
+
 def test_what_is_opened_here_serves_the_next_incarnation_of_the_same_pool(slot: PathSlot, opener: Opener) -> None:
     follow(slot, LOCAL)
     again = replace(LOCAL, holder_id="local-2")

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from click.testing import Result
 
+from meshfusion.dpu.api.server import serve
 from meshfusion.dpu.pool import Pool
+from meshfusion.dpu.running_drives import DriveOptions
 from meshfusion.tools.mfctl.doctor import check_pool
 from meshfusion.tools.mfctl.findings import State
+from tests.host.support.waiting import until
 from tests.tools.mfctl.test_mfctl import run
 
 CREATE = ("--size", "6MiB", "--segment-size", "1MiB")
@@ -94,6 +98,38 @@ def test_a_pool_that_is_served_is_left_alone(path: Path) -> None:
             assert result.exit_code != 0
             assert "in use by process" in result.output
         assert drives(path) == [(0, "here"), (1, "here"), (2, "here")]
+
+
+@pytest.fixture
+def served(path: Path) -> Iterator[Pool]:
+    options = DriveOptions(check_interval_s=0.05, probation_s=0.1, drain_s=0.0)
+    with Pool.open(path, drive_options=options) as pool:
+        server = serve(pool, f"unix://{path.parent}/s", admin=pool.drive_admin)
+        pool.announce_service(server.address)
+        yield pool
+        server.stop(1.0)
+
+
+def test_the_drives_of_a_running_service(path: Path, served: Pool, tmp_path: Path) -> None:
+    assert drives(path) == [(0, "online"), (1, "online"), (2, "online")]
+    result = run("jbof", "replace", str(path), "1", "--size", "6MiB", "--data-path", blank(tmp_path / "new"))
+    assert result.output == "added drive 3 with 5 segments; drive 1 takes no new chunks any more\n"
+    until(lambda: drives(path)[1] == (1, "drained"), what="for its end")
+    assert f"next step: mfctl jbof remove {path} 1" not in run("jbof", "drives", str(path)).output, "no problem of it"
+    assert run("jbof", "remove", str(path), "1").output == "removed drive 1; 0 chunks lay on it and are forgotten\n"
+    assert run("jbof", "remove", str(path), "1").exit_code == 0
+    assert run("jbof", "drain", str(path), "2").exit_code == 0
+    assert run("jbof", "drain", str(path), "2", "--stop").output == "drive 2 takes new chunks again\n"
+    (path / "data.2").unlink()
+    until(lambda: drives(path) == [(0, "online"), (2, "gone"), (3, "online")], what="for the loss")
+    shown = run("jbof", "drives", str(path)).output
+    assert "drive 2: it is not there" in shown
+    assert f"mfctl jbof remove {path} 2" in shown
+    result = run("jbof", "remove", str(path), "7")
+    assert (result.exit_code != 0, f"{path} has no drive 7" in result.output) == (True, True)
+    result = run("jbof", "replace", str(path), "7", "--size", "6MiB")
+    assert result.exit_code != 0
+    assert [number for number, _ in drives(path)] == [0, 2, 3], "nothing was added"
 
 
 def test_a_drive_that_is_away_is_named(path: Path) -> None:

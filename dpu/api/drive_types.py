@@ -1,0 +1,59 @@
+"""Value types of the administration of a served pool's drives. Nothing here does I/O."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class DriveStatus:
+    """``state`` as :class:`~meshfusion.jbof.drives.life_words.State` names it; ``reasons``: why it is not simply
+    online. ``problem``: what was found wrong with it last; "" for nothing. ``segment_count``: 0 while it was never
+    here. ``percentage_used``: of its life, -1 where that is not known."""
+
+    number: int
+    state: str
+    reasons: tuple[str, ...]
+    path: str
+    serial: str
+    segment_count: int
+    size_bytes: int
+    percentage_used: int
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class AddDriveRequest:
+    """``data_path``: an absolute path; "" for a file in the pool's directory. ``overwrite_serial``: what is on it may
+    be overwritten if this is its drive's serial, or its own name; "" for only if it is blank."""
+
+    size_bytes: int
+    data_path: str = ""
+    overwrite_serial: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DrainDriveRequest:
+    """``is_ended``: written again instead, and trusted again, whatever was held against it."""
+
+    number: int
+    is_ended: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveDriveRequest:
+    number: int
+
+
+class DriveAdmin(Protocol):
+    """For operators. Each call can be repeated. They raise what the same raises on a pool at rest, and
+    :class:`~meshfusion.jbof.errors.PoolBusyError` when somebody still uses what is to be removed."""
+
+    def drives(self, *, deadline_s: float) -> tuple[DriveStatus, ...]: ...
+    def add_drive(self, request: AddDriveRequest, *, deadline_s: float) -> DriveStatus: ...
+    def drain_drive(self, request: DrainDriveRequest, *, deadline_s: float) -> DriveStatus: ...
+
+    def remove_drive(self, request: RemoveDriveRequest, *, deadline_s: float) -> int:
+        """How many chunks lay on it, and are forgotten."""
+        ...

@@ -1,0 +1,176 @@
+"""What operators ask of the drives of a pool that is served: see them, add, drain, remove.
+
+The list of drives in the pool's directory changes durably before anything follows from it, so that a service that ends
+in between goes on from there at its next start.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from meshfusion.dpu.api.drive_types import AddDriveRequest, DrainDriveRequest, DriveStatus, RemoveDriveRequest
+from meshfusion.dpu.drive_list import read_drive_list, write_drive_list
+from meshfusion.dpu.drive_return import take_back
+from meshfusion.dpu.index import Index
+from meshfusion.dpu.index_files import map_size_bytes
+from meshfusion.dpu.pool_create import add_listed_drive
+from meshfusion.dpu.pool_drives import find_drives
+from meshfusion.dpu.pool_remove import list_of, unknown_drive
+from meshfusion.dpu.running_drives import RunningDrives
+from meshfusion.jbof.drives.life_words import Admit, Checked, Drain
+from meshfusion.jbof.errors import ConfigError, MediaError, PoolBusyError, UnsupportedError
+from meshfusion.jbof.pool_addresses import MAX_DRIVE_SEGMENTS, first_segment
+
+_BETWEEN_LOOKS_S: Final = 0.05
+
+
+class ServedDriveAdmin:
+    """A :class:`~meshfusion.dpu.api.drive_types.DriveAdmin`. ``mutex``: of the pool; ``changes``: one at a time."""
+
+    def __init__(
+        self,
+        drives: RunningDrives,
+        index: Index,
+        *,
+        mutex: threading.Lock,
+        changes: threading.Lock,
+        clock: Callable[[], float],
+        look_again: Callable[[], None],
+    ) -> None:
+        self._drives, self._index = drives, index
+        self._mutex, self._changes = mutex, changes
+        self._clock, self._look_again = clock, look_again
+
+    def drives(self, *, deadline_s: float) -> tuple[DriveStatus, ...]:
+        with self._mutex:
+            return tuple(self._drives.status(sought.number) for sought in self._drives.sought())
+
+    def add_drive(self, request: AddDriveRequest, *, deadline_s: float) -> DriveStatus:
+        layout = self._drives.layout
+        with self._changes:
+            if layout.exported.exists():
+                raise UnsupportedError(
+                    f"{layout.directory} is exported, and its exports stay as they were when the service began",
+                    next_step="stop the service, add the drive, and start it again",
+                )
+            self._check_room(request.size_bytes)
+            try:
+                label = add_listed_drive(
+                    layout,
+                    find_drives(layout),
+                    request.size_bytes,
+                    Path(request.data_path) if request.data_path else None,
+                    request.overwrite_serial or None,
+                )
+            except OSError as error:
+                raise MediaError(
+                    f"a drive cannot be added to {layout.directory}: {error}",
+                    next_step="check space and permissions of its directory",
+                ) from error
+            drive = list_of(layout).find(label.drive_number)
+            assert drive is not None, "just listed"
+            with self._mutex:
+                sought = self._drives.is_sought(drive.number, drive.path, label.drive_uuid)
+            take_back(sought, self._drives, self._index, self._mutex)
+            with self._mutex:
+                self._drives.lives.is_new(drive.number)
+                self._drives.saw(self._clock(), drive.number, Checked())
+                return self._drives.status(drive.number)
+
+    def drain_drive(self, request: DrainDriveRequest, *, deadline_s: float) -> DriveStatus:
+        number, layout = request.number, self._drives.layout
+        with self._changes:
+            listed = read_drive_list(layout.directory)
+            with self._mutex:
+                is_known = number in self._drives.lives.numbers
+            if not request.is_ended or not is_known or listed is not None:
+                listed = list_of(layout)  # the only drive can be trusted again, and not be drained
+                drive = listed.find(number)
+                if drive is None or not is_known:
+                    raise unknown_drive(layout, listed, number)
+                changed = replace(drive, is_draining=not request.is_ended)
+                if changed != drive:
+                    write_drive_list(layout.directory, listed.with_drive(changed))
+            with self._mutex:
+                self._drives.saw(self._clock(), number, Admit() if request.is_ended else Drain())
+                status = self._drives.status(number)
+        self._look_again()
+        return status
+
+    def remove_drive(self, request: RemoveDriveRequest, *, deadline_s: float) -> int:
+        number, layout, end_s = request.number, self._drives.layout, time.monotonic() + deadline_s
+        with self._changes:
+            listed = list_of(layout)
+            if not 0 <= number < listed.next_number:
+                raise unknown_drive(layout, listed, number)
+            if {drive.number for drive in listed.drives} == {number}:
+                raise ConfigError(
+                    f"drive {number} is the only one of {layout.directory}",
+                    next_step="stop the service and remove the pool's directory instead",
+                )
+            with self._mutex:
+                is_known = number in self._drives.lives.numbers
+                if is_known and self._drives.shelf.numbers == {number}:
+                    raise ConfigError(
+                        f"drive {number} is the only one of {layout.directory} that is here",
+                        next_step="attach the others first, or add one",
+                    )
+            if is_known:
+                self._wait_until_nobody_uses(number, end_s)
+            # Before the index: of a drive that is listed, segments that the index does not know would count as unused.
+            drive = listed.find(number)
+            write_drive_list(layout.directory, listed.without_drive(number))
+            if is_known:
+                self._take_off(number)
+            first = first_segment(number)
+            count = self._index.forget_drive(range(first, first + MAX_DRIVE_SEGMENTS))
+            if drive is not None and drive.path.parent == layout.directory:
+                drive.path.unlink(missing_ok=True)
+            return count
+
+    # ---- inside --------------------------------------------------------------------------------------------------
+
+    def _check_room(self, size_bytes: int) -> None:
+        with self._mutex:
+            capacity_bytes = self._drives.shelf.geometry.capacity_bytes + size_bytes
+        if map_size_bytes(capacity_bytes) > self._index.room_bytes:
+            raise ConfigError(
+                "the pool would become so large that its index, as it is open now, may not hold it",
+                next_step="stop the service, add the drive with the same command, and start it again",
+            )
+
+    def _wait_until_nobody_uses(self, number: int, end_s: float) -> None:
+        """What an engine that lives may still write to it must not hit whoever has it then (rule 3)."""
+        with self._mutex:
+            self._drives.is_leaving(number, is_so=True)
+        while True:
+            with self._mutex:
+                is_free = not self._drives.is_pinned(number) and self._drives.store.holders.all_current()
+                if is_free:
+                    return
+                if time.monotonic() >= end_s:
+                    self._drives.is_leaving(number, is_so=False)
+                    break
+            time.sleep(_BETWEEN_LOOKS_S)
+        raise PoolBusyError(
+            f"engines still read from drive {number} or may write to it",
+            next_step="drain it first, or try again: their loads and saves end, and what is silent is cut off",
+        )
+
+    def _take_off(self, number: int) -> None:
+        """Nobody uses it, and nobody can begin to: it is not offered."""
+        with self._mutex:
+            one = self._drives.left(number)
+        self._drives.medium.put(number, None)
+        self._drives.owners.release(number)
+        if one is not None:
+            self._drives.owner.release_data(one.place)
+            one.close()
+
+
+__all__ = ["ServedDriveAdmin"]

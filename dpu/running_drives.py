@@ -1,0 +1,314 @@
+"""The drives of a pool that is served: what is open, how each is used, and which engines know which.
+
+Everything here is called under the pool's mutex and does no I/O, but where it is said. Its thread is
+:mod:`meshfusion.dpu.drives_keeper`, what operators ask is in :mod:`meshfusion.dpu.drive_admin`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from meshfusion.dpu.api import types as api
+from meshfusion.dpu.api.drive_types import DriveStatus
+from meshfusion.dpu.budgets import Budgets
+from meshfusion.dpu.drive_list import ListedDrive
+from meshfusion.dpu.drive_lives import DriveLives, Told
+from meshfusion.dpu.drive_look import fault_of
+from meshfusion.dpu.drive_owners import DriveOwners
+from meshfusion.dpu.owner_lock import OwnerLock
+from meshfusion.dpu.pool_dir import PoolLayout
+from meshfusion.dpu.pool_drives import PoolDrive
+from meshfusion.dpu.pool_medium import FileMedium, PoolMedium, ShelfMedium
+from meshfusion.dpu.pool_shelf import OpenDrive, OpenDrives
+from meshfusion.dpu.store.store import Store
+from meshfusion.jbof.drives.health import Health
+from meshfusion.jbof.drives.identity import label_identity
+from meshfusion.jbof.drives.life import LifeLimits
+from meshfusion.jbof.drives.life_words import CommandFailed, Event, HealthRead, State
+from meshfusion.jbof.errors import MediaError
+from meshfusion.jbof.pool_addresses import drive_of_segment, namespace_of
+from meshfusion.jbof.segments import SegmentRecord, SegmentTable
+from meshfusion.jbof.shelf import DriveWear, Shelf, ShelfDrive
+
+logger = logging.getLogger("meshfusion.drives")
+
+
+@dataclass(frozen=True, slots=True)
+class DriveOptions:
+    """``check_interval_s``: how often each drive is looked at. ``probation_s``: how long one that came back must stay
+    before it is used. ``drain_s``: in so long a drive is emptied. ``window_s``: latencies of so long are compared.
+    ``look_deadline_s``: a look that takes longer is a command that failed."""
+
+    check_interval_s: float = 5.0
+    probation_s: float = 30.0
+    drain_s: float = 600.0
+    window_s: float = 30.0
+    health_interval_s: float = 60.0
+    look_deadline_s: float = 10.0
+
+    @property
+    def limits(self) -> LifeLimits:
+        return LifeLimits(probation_s=self.probation_s, max_probation_s=max(self.probation_s, 3600.0))
+
+
+@dataclass(frozen=True, slots=True)
+class Sought:
+    """A drive of the pool, here or not. ``open``: None while it was never here."""
+
+    number: int
+    path: Path
+    uuid: bytes
+    open: OpenDrive | None
+
+
+class RunningDrives:
+    """It owns the files. ``epoch``: this owner's, which is on every drive that could be written."""
+
+    def __init__(
+        self,
+        layout: PoolLayout,
+        owner: OwnerLock,
+        opened: OpenDrives,
+        listed: Iterable[ListedDrive],
+        medium: ShelfMedium,
+        shelf: Shelf,
+        store: Store,
+        *,
+        owners: DriveOwners,
+        budgets: Budgets,
+        epoch: int,
+        options: DriveOptions,
+        mutex: threading.Lock,
+        clock: Callable[[], float],
+    ) -> None:
+        self.layout, self.owner, self.medium, self.shelf, self.store = layout, owner, medium, shelf, store
+        self.owners, self.epoch, self.options = owners, epoch, options
+        self._budgets = budgets
+        self.lives = DriveLives(options.limits, drain_s=options.drain_s)
+        self.version = 0  # of the ways in which drives are reached
+        self.problems: dict[int, str] = {}  # what was found wrong last
+        self.suspects: dict[int, set[int]] = {}  # blocks that an engine could not read, by drive
+        self._mutex = mutex
+        self._clock = clock
+        self._open = {one.drive.number: one for one in opened.drives}
+        self._paths = {one.drive.number: (one.drive.path, one.drive.label.drive_uuid) for one in opened.drives}
+        self._health: dict[int, Health] = {}
+        self._reached_since: dict[int, int] = {}  # drive -> the version that it came with
+        self._known: dict[str, int] = {}  # holder -> the version that it was told last
+        self._leaving: set[int] = set()
+        self._alarms = 0
+        self._moved_away = False
+        for one in opened.drives:
+            self.lives.begin(
+                one.drive.number,
+                label_identity(one.drive.label.drive_uuid),
+                is_draining=one.drive.is_draining,
+                is_write_protected=not one.takes_segments and not one.drive.is_draining,
+            )
+        for drive in listed:
+            if drive.number not in self._open:
+                self._paths[drive.number] = (drive.path, bytes.fromhex(drive.uuid))
+                identity = label_identity(bytes.fromhex(drive.uuid))
+                self.lives.begin(drive.number, identity, is_here=False, is_draining=drive.is_draining)
+        medium.report_to(self._command_failed)
+
+    # ---- for the pool --------------------------------------------------------------------------------------------
+
+    def namespaces(self, *, is_local: bool) -> tuple[api.Namespace, ...]:
+        """Those that can be reached; an engine opens them for itself."""
+        reached = [one for number, one in sorted(self._open.items()) if self.lives.use(number).is_offered]
+        return tuple(_namespace(one.drive, is_local=is_local) for one in reached or self._open.values())
+
+    def told(self, holder_id: str) -> None:
+        """The holder knows :meth:`namespaces` as they are now."""
+        self._known[holder_id] = self.version
+        for gone in [known for known in self._known if not self.store.holders.knows(known)]:
+            del self._known[gone]
+
+    def known_to(self, holder_id: str, found: Mapping[bytes, api.ChunkRecord]) -> Mapping[bytes, api.ChunkRecord]:
+        """Without what lies on drives that the holder has not heard of: to it, that is a miss."""
+        known = self._known.get(holder_id, self.version)
+        unheard = {number for number, since in self._reached_since.items() if since > known}
+        if not unheard:
+            return found
+        return {
+            key: chunk
+            for key, chunk in found.items()
+            if not any(drive_of_segment(shard.extent.segment) in unheard for shard in chunk.shards)
+        }
+
+    def engines_know_all(self, now_s: float) -> bool:
+        """Those that open drives themselves. One that has fallen silent is not waited for: it is cut off, or it fails
+        to write where it cannot."""
+        holders = [holder for holder in self.store.holders if holder.is_local and holder.current]
+        asked = [holder for holder in holders if self.store.holders.state(holder, now_s) == "live"]
+        return all(self._known.get(holder.record.holder_id, 0) >= self.version for holder in asked)
+
+    def suspect(self, extent: api.Extent) -> None:
+        """An engine says that what lies there is not what was written, or cannot be read: the next look reads it."""
+        number = drive_of_segment(extent.segment)
+        if number in self._open:
+            self.suspects.setdefault(number, set()).add(extent.lba)
+
+    def take_moved_away(self) -> bool:
+        """Has a command failed on a drive since the last call, while others take what would have gone there?"""
+        moved, self._moved_away = self._moved_away, False
+        return moved
+
+    @property
+    def counters(self) -> tuple[tuple[str, int], ...]:
+        """For the pool's status; none for a pool of one drive that is as it should be."""
+        uses = [self.lives.use(number) for number in self.lives.numbers]
+        counts = {
+            "drives": len(uses) if len(uses) > 1 else 0,
+            "drives_away": sum(not use.is_offered for use in uses),
+            "drives_only_read": sum(use.is_offered and not use.takes_segments for use in uses),
+            "drive_alarms": self._alarms,
+        }
+        return tuple((name, count) for name, count in counts.items() if count)
+
+    def close(self) -> None:
+        for one in self._open.values():
+            one.file.close()
+
+    # ---- what was seen -------------------------------------------------------------------------------------------
+
+    def sought(self) -> tuple[Sought, ...]:
+        return tuple(
+            Sought(number, path, uuid, self._open.get(number)) for number, (path, uuid) in sorted(self._paths.items())
+        )
+
+    def sought_as(self, number: int) -> Sought | None:
+        return next((sought for sought in self.sought() if sought.number == number), None)
+
+    def is_sought(self, number: int, path: Path, uuid: bytes) -> Sought:
+        """A drive that has just become one of the pool's: it is not here before it was checked."""
+        self._paths[number] = (path, uuid)
+        self.lives.begin(number, label_identity(uuid), is_here=False)
+        return Sought(number, path, uuid, None)
+
+    def saw(self, now_s: float, number: int, event: Event, problem: str = "") -> Told:
+        """And what follows for how the drive is used."""
+        told = self.lives.saw(now_s, number, event)
+        if problem:
+            self.problems[number] = problem
+        self.heed(number, told)
+        self.apply()
+        return told
+
+    def heed(self, number: int, told: Told) -> None:
+        for alarm in told.alarms:
+            self._alarms += 1
+            why = "; ".join(sorted(reason.value for reason in alarm.reasons)) or "all is well again"
+            level = logging.INFO if alarm.state is State.ONLINE else logging.ERROR
+            problem = self.problems.get(number, "")
+            logger.log(level, "drive %d is %s: %s%s", number, alarm.state.value, why, problem and f" ({problem})")
+            if alarm.state is State.ONLINE:
+                self.problems.pop(number, None)
+
+    def apply(self) -> None:
+        """Drives are used as their lives say."""
+        for number in self.shelf.numbers:
+            was_offered = self.shelf.is_offered(number)
+            is_offered = self.lives.use(number).is_offered and number not in self._leaving
+            if is_offered and not was_offered:
+                self._is_to_be_opened(number)
+            takes_segments = is_offered and self.lives.use(number).takes_segments
+            self.shelf.stand(number, takes_segments=takes_segments, is_offered=is_offered)
+            if was_offered and not is_offered:
+                self.store.drive_is_gone(number)
+
+    def _is_to_be_opened(self, number: int) -> None:
+        """By every engine, anew: it may lie elsewhere now, and those that came meanwhile have never seen it."""
+        self.version += 1
+        self._reached_since[number] = self.version
+        if any(holder.is_local for holder in self.store.holders):
+            self.lives.is_to_be_made_known(number)
+
+    def has_health(
+        self, now_s: float, number: int, health: Health, endurance_bytes: int, domain: tuple[str, ...]
+    ) -> None:
+        self._health[number] = health
+        self.saw(now_s, number, HealthRead(health))
+        wear = DriveWear(min(health.percentage_used, 255), health.written_bytes, endurance_bytes)
+        if number in self.shelf.numbers:
+            self.shelf.wear(number, wear, domain)
+
+    def _command_failed(self, number: int, error: MediaError) -> None:
+        """One of ours, on the writer's thread: not under the mutex."""
+        with self._mutex:
+            if number not in self.lives.numbers:
+                return
+            self.saw(self._clock(), number, CommandFailed(fault_of(error)), error.message)
+            others = (other for other in self.shelf.numbers if other != number)
+            self._moved_away |= any(self.lives.use(other).takes_segments for other in others)
+
+    # ---- drives come, are exchanged, and leave -------------------------------------------------------------------
+
+    def media_of(self, drive: PoolDrive, file: FileMedium) -> PoolMedium:
+        return PoolMedium(file, drive.label, drive.geometry, self.epoch)
+
+    def came(self, one: OpenDrive, records: Iterable[SegmentRecord]) -> FileMedium | None:
+        """It is owned, open, and the medium has it. ``records``: those of the drive in the index. Returns the file that
+        is not used any more, to be closed."""
+        number = one.drive.number
+        former = self._open.get(number)
+        self._open[number] = one
+        self._paths[number] = (one.drive.path, one.drive.label.drive_uuid)
+        if number not in self.shelf.numbers:
+            its = [record for record in records if record.segment in one.drive.geometry.segments]
+            table = SegmentTable(one.drive.geometry, its)
+            budget = self._budgets.of(one.drive.geometry, self._clock())
+            self.shelf.add(ShelfDrive(table, takes_segments=False, is_offered=False, budget=budget))
+        return None if former is None else former.file
+
+    def is_leaving(self, number: int, *, is_so: bool) -> None:
+        """Nothing of it is offered any more, so that those who use it become fewer; or it is again."""
+        (self._leaving.add if is_so else self._leaving.discard)(number)
+        self.apply()
+
+    def is_pinned(self, number: int) -> bool:
+        return number in self.shelf.numbers and self.shelf.is_pinned(number)
+
+    def left(self, number: int) -> FileMedium | None:
+        """Taken off, for good. Returns its file, to be closed when the medium does not have it any more."""
+        if number in self.shelf.numbers:
+            self.shelf.remove(number)
+        self.lives.end(number)
+        self._leaving.discard(number)
+        del self._paths[number]
+        self._reached_since.pop(number, None)
+        self._health.pop(number, None)
+        self.problems.pop(number, None)
+        self.suspects.pop(number, None)
+        self.version += 1
+        one = self._open.pop(number, None)
+        return None if one is None else one.file
+
+    def status(self, number: int) -> DriveStatus:
+        path, _ = self._paths[number]
+        one, news, health = self._open.get(number), self.lives.news(number), self._health.get(number)
+        return DriveStatus(
+            number=number,
+            state=news.state.value,
+            reasons=news.reasons,
+            path=str(path),
+            serial=one.drive.label.drive_name if one else "",
+            segment_count=one.drive.label.segment_count if one else 0,
+            size_bytes=one.drive.geometry.capacity_bytes if one else 0,
+            percentage_used=health.percentage_used if health else -1,
+            problem=self.problems.get(number, ""),
+        )
+
+
+def _namespace(drive: PoolDrive, *, is_local: bool) -> api.Namespace:
+    return api.Namespace(
+        nsid=namespace_of(drive.number),
+        path=str(drive.path.absolute()) if is_local else "",
+        lba_bytes=drive.label.lba_bytes,
+        lba_count=drive.label.end_lba,
+    )

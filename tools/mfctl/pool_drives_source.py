@@ -1,0 +1,128 @@
+"""The drives of a pool, for ``mfctl``: through the service that has the pool, or, when nobody has it, by ourselves."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from meshfusion.dpu.api.drive_client import GrpcDriveAdmin
+from meshfusion.dpu.api.drive_types import AddDriveRequest, DrainDriveRequest, DriveStatus, RemoveDriveRequest
+from meshfusion.dpu.owner_lock import served_at
+from meshfusion.dpu.pool_create import add_drive
+from meshfusion.dpu.pool_dir import PoolLayout
+from meshfusion.dpu.pool_drives import find_drives
+from meshfusion.dpu.pool_remove import remove_drive, set_draining
+
+_DEADLINE_S: Final = 60.0
+
+
+class PoolDrivesSource(Protocol):
+    def rows(self) -> list[dict[str, Any]]:
+        """One a drive, by number."""
+        ...
+
+    def add(self, size_bytes: int, data_path: Path | None, serial: str | None) -> tuple[int, int]:
+        """The new drive's number, and of how many segments it is."""
+        ...
+
+    def drain(self, number: int, *, is_ended: bool) -> None: ...
+
+    def remove(self, number: int) -> int:
+        """How many chunks lay on it."""
+        ...
+
+
+def drives_of(pool: Path) -> PoolDrivesSource:
+    address = served_at(PoolLayout(pool.absolute()))
+    return _Served(pool, address) if address else _AtRest(pool)
+
+
+class _Served:
+    def __init__(self, pool: Path, address: str) -> None:
+        self._pool = pool
+        self._admin = GrpcDriveAdmin(address)
+
+    def rows(self) -> list[dict[str, Any]]:
+        return [self._row(drive) for drive in self._admin.drives(deadline_s=_DEADLINE_S)]
+
+    def add(self, size_bytes: int, data_path: Path | None, serial: str | None) -> tuple[int, int]:
+        request = AddDriveRequest(size_bytes, "" if data_path is None else str(data_path), serial or "")
+        added = self._admin.add_drive(request, deadline_s=_DEADLINE_S)
+        return added.number, added.segment_count
+
+    def drain(self, number: int, *, is_ended: bool) -> None:
+        self._admin.drain_drive(DrainDriveRequest(number, is_ended=is_ended), deadline_s=_DEADLINE_S)
+
+    def remove(self, number: int) -> int:
+        return self._admin.remove_drive(RemoveDriveRequest(number), deadline_s=_DEADLINE_S)
+
+    def _row(self, drive: DriveStatus) -> dict[str, Any]:
+        pool = shlex.quote(str(self._pool))
+        steps = {
+            "gone": f"attach it, or give it up with what it holds: mfctl jbof remove {pool} {drive.number}",
+            "drained": f"mfctl jbof remove {pool} {drive.number}",
+            "failing": f"replace it: mfctl jbof replace {pool} {drive.number} --size SIZE --data-path DEVICE",
+            "read_only": f"when it takes writes again: mfctl jbof drain --stop {pool} {drive.number}",
+        }
+        return {
+            "number": drive.number,
+            "state": drive.state,
+            "segments": drive.segment_count,
+            "size_bytes": drive.size_bytes,
+            "serial": drive.serial,
+            "path": drive.path,
+            "percentage_used": drive.percentage_used if drive.percentage_used >= 0 else None,
+            "reasons": list(drive.reasons),
+            "problem": drive.problem,
+            "next_step": steps.get(drive.state, ""),
+        }
+
+
+class _AtRest:
+    def __init__(self, pool: Path) -> None:
+        self._pool = pool
+
+    def rows(self) -> list[dict[str, Any]]:
+        found = find_drives(PoolLayout(self._pool.absolute()))
+        rows: list[dict[str, Any]] = [
+            {
+                "number": drive.number,
+                "state": "draining" if drive.is_draining else "here",
+                "segments": drive.label.segment_count,
+                "size_bytes": drive.geometry.capacity_bytes,
+                "serial": drive.label.drive_name,
+                "path": str(drive.path),
+                "percentage_used": None,
+                "reasons": [],
+                "problem": "; ".join(drive.label_problems),
+                "next_step": "mfctl pool repair, when nobody uses the pool" if drive.label_problems else "",
+            }
+            for drive in found.here
+        ]
+        rows += [
+            {
+                "number": drive.number,
+                "state": "away",
+                "segments": 0,
+                "size_bytes": 0,
+                "serial": "",
+                "path": "",
+                "percentage_used": None,
+                "reasons": [],
+                "problem": drive.problem.message,
+                "next_step": drive.problem.next_step,
+            }
+            for drive in found.absent
+        ]
+        return sorted(rows, key=lambda row: int(row["number"]))
+
+    def add(self, size_bytes: int, data_path: Path | None, serial: str | None) -> tuple[int, int]:
+        label = add_drive(self._pool, size_bytes=size_bytes, data_path=data_path, overwrite_serial=serial)
+        return label.drive_number, label.segment_count
+
+    def drain(self, number: int, *, is_ended: bool) -> None:
+        set_draining(self._pool, number, is_draining=not is_ended)
+
+    def remove(self, number: int) -> int:
+        return remove_drive(self._pool, number)
