@@ -34,7 +34,7 @@ class Budgets:
         if self.drive_writes_per_day < least:
             raise ConfigError(
                 f"drive_writes_per_day = {self.drive_writes_per_day:g}: a quarter of what drive "
-                f"{geometry.drive_number} may be written in a day is less than a segment of {format_size(geometry.segment_bytes)}, "
-                "so none could ever be opened",
+                f"{geometry.drive_number} may be written in a day is less than a segment of "
+                f"{format_size(geometry.segment_bytes)}, so none could ever be opened",
                 next_step=f"use {math.ceil(least * 1000) / 1000:g} or more, or make the pool with smaller segments",
             )
