@@ -288,6 +288,10 @@ class SegmentTable:
         """Where there may be room when :meth:`allocate` had none and nothing can be opened: nowhere, on one drive."""
         return None
 
+    def open_elsewhere(self, now_s: float, may_reclaim: Callable[[int], bool]) -> SegmentRecord | None:
+        """What else can be opened when :meth:`open_next` found nothing: nothing, on one drive."""
+        return None
+
     def number_openings_after(self, opened_seq: int) -> None:
         """Openings on the pool's other drives have had numbers up to this one."""
         self._last_seq = max(self._last_seq, opened_seq)

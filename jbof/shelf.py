@@ -217,6 +217,16 @@ class Shelf:
         self._openings += 1
         return record
 
+    def open_elsewhere(self, now_s: float, may_reclaim: Callable[[int], bool]) -> SegmentRecord | None:
+        """As :meth:`open_next`, for another place of the stripe: for when its drive, and those that are in none, have
+        nothing to open. It then has the turn."""
+        for _ in self._stripe:
+            self._place = (self._place + 1) % len(self._stripe)
+            record = self.open_next(now_s, may_reclaim)
+            if record is not None:
+                return record
+        return None
+
     def opened(self, record: SegmentRecord) -> None:
         self._of(record.segment).opened(record)
         self._failures[drive_of_segment(record.segment)].in_a_row = 0

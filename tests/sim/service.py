@@ -61,24 +61,26 @@ class Service:
         on_opening: Callable[[int], None],
     ) -> None:
         self._rules = rules
-        self.drives = drives
+        self.drives = dict(drives)
+        self.gone: set[int] = set()  # drives that are not offered any more
         self.index = index
         self._on_opening = on_opening
         index.epoch += 1
-        self.store = rules.store(
-            rules.shelf(
-                (
-                    ShelfDrive(
-                        rules.segments(
-                            geometry,
-                            [r for i, r in index.segments.items() if drive_of_segment(i) == geometry.drive_number],
-                        ),
-                        takes_segments,
-                    )
-                    for geometry, takes_segments in drives.items()
-                ),
-                max((record.opened_seq for record in index.segments.values()), default=0),
+        self.shelf = rules.shelf(
+            (
+                ShelfDrive(
+                    rules.segments(
+                        geometry,
+                        [r for i, r in index.segments.items() if drive_of_segment(i) == geometry.drive_number],
+                    ),
+                    takes_segments,
+                )
+                for geometry, takes_segments in drives.items()
             ),
+            max((record.opened_seq for record in index.segments.values()), default=0),
+        )
+        self.store = rules.store(
+            self.shelf,
             OPTIONS,
             epoch=index.epoch,
             former_holders=tuple(index.holders.values()),
@@ -88,6 +90,21 @@ class Service:
         self._settled = 0
         self._failed: set[int] = set()
         self._waiting: list[_Waiting] = []
+
+    def use(self, drive: SegmentGeometry) -> None:
+        """As what is known of it says: what :class:`~meshfusion.dpu.running_drives.RunningDrives` does."""
+        number = drive.drive_number
+        was_offered, is_offered = self.shelf.is_offered(number), number not in self.gone
+        self.shelf.stand(number, takes_segments=is_offered and self.drives[drive], is_offered=is_offered)
+        if was_offered and not is_offered:
+            self.store.drive_is_gone(number)
+
+    def forget_some(self, number: int) -> None:
+        """The drive is being emptied, whatever it is used for besides."""
+        for record in self.shelf.held(number)[:1]:
+            shards = ((chunk, shard) for chunk in self.index.chunks.values() for shard in chunk.shards)
+            held = {chunk.key: chunk for chunk, shard in shards if shard.extent.segment == record.segment}
+            self.submit(self.store.forget(record.segment, held.values()), lambda _: None)
 
     @property
     def is_busy(self) -> bool:
