@@ -30,7 +30,15 @@ from dataclasses import dataclass
 from typing import Final
 
 from meshfusion.jbof.envelope import FormatFault, MediumFormatError, check_magic, check_sealed, damaged, sealed
-from meshfusion.jbof.format import DATA_START_LBA, FORMAT_VERSION, LABEL_LBAS, LBA_BYTES, OWNER_LBAS, UUID_BYTES
+from meshfusion.jbof.format import (
+    DATA_START_LBA,
+    FORMAT_VERSION,
+    LABEL_LBAS,
+    LBA_BYTES,
+    OWNER_LBAS,
+    RESERVATION_RECORD_LBA,
+    UUID_BYTES,
+)
 
 MAX_DRIVE_NAME_BYTES: Final = 64
 
@@ -155,6 +163,6 @@ def _is_possible(label: Label) -> bool:
     alignment = label.alignment_lba_count
     return (
         min(label.segment_lba_count, label.segment_count, alignment) > 0
-        and label.data_start_lba > max(LABEL_LBAS + OWNER_LBAS)
+        and label.data_start_lba > max((*LABEL_LBAS, *OWNER_LBAS, RESERVATION_RECORD_LBA + 1))
         and label.data_start_lba % alignment == label.segment_lba_count % alignment == 0
     )

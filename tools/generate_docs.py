@@ -19,6 +19,7 @@ from meshfusion.host.connector.config import Audit, ConnectorConfig, EmbeddedPoo
 from meshfusion.host.connector.metrics import GAUGES, METRIC_PREFIX, METRICS
 from meshfusion.host.kv.versions import SUPPORTED_MINORS
 from meshfusion.jbof import digest, envelope, epoch_record, format, label, recovery, segment_format
+from meshfusion.jbof.drives import owner_record
 from meshfusion.jbof.media import deallocation
 from meshfusion.tools.docs_verify import VERIFY_REPORT
 from meshfusion.tools.mfctl.main import EXIT_CODES_HELP, mfctl
@@ -56,6 +57,7 @@ MEDIUM_PARTS = {
     "Every structure": envelope,
     "Label": label,
     "Epoch record": epoch_record,
+    "Owner record": owner_record,
     "Segments": segment_format,
     "Digests of units": digest,
     "Deallocation": deallocation,

@@ -31,6 +31,10 @@ class SaveHealth:
         if opened or not self._takes_medium:
             self._problem = ""
 
+    def go_elsewhere(self) -> None:
+        """What failed was one drive, and others take what is saved."""
+        self._problem = ""
+
     def refuses(self, now_s: float) -> bool:
         return bool(self._problem) and now_s < self._refused_until_s
 

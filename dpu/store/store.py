@@ -323,7 +323,7 @@ class Store:
 
     def saves_go_elsewhere(self) -> None:
         """What made saves stop was one drive, and others take them."""
-        self._stopped_reason = ""
+        self.saves.go_elsewhere()
 
     # ---- time and outcomes ---------------------------------------------------------------------------------------
 
@@ -548,17 +548,18 @@ class Store:
 
     def _allocate(self, now_s: float, lba_count: int, pending: _Pending) -> api.Extent | None:
         allocation = self.segments.allocate(lba_count)
+        record = None
         if allocation is None:
             record = self.segments.open_next(now_s, self._may_reclaim)
-            if record is None:
-                allocation = self.segments.allocate_elsewhere(lba_count)
-            if record is None and allocation is None:
-                record = self.segments.open_elsewhere(now_s, self._may_reclaim)
-            if record is not None:
-                pending.opened.append(record)
-                self.counters["segments_opened"] += 1
-                allocation = self.segments.allocate(lba_count)
-                assert allocation is not None
+        if allocation is None and record is None:
+            allocation = self.segments.allocate_elsewhere(lba_count)
+        if allocation is None and record is None:
+            record = self.segments.open_elsewhere(now_s, self._may_reclaim)
+        if record is not None:
+            pending.opened.append(record)
+            self.counters["segments_opened"] += 1
+            allocation = self.segments.allocate(lba_count)
+            assert allocation is not None
         if allocation is None:
             return None
         namespace = namespace_of(drive_of_segment(allocation.segment))

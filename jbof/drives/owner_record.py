@@ -1,15 +1,17 @@
-"""The owner record's bytes on a medium, version 1: two blocks of 4096 bytes, written in turns. Pure codec. ::
+"""Who reserved a drive: the owner record's bytes on a medium, version 1. Pure codec.
 
-offset  size  field
-     0     8  magic b"MESHOWNR"
-     8     4  version: u32, 1
-    12     4  flags: u32, bit 0: the owner ended in order
-    16     8  sequence: u64, of this write; the block is number sequence % 2
-    24     8  epoch: u64
-    32     8  reservation key: u64
-    40    16  owner's UUID
-    56     4  crc32 (zlib) of bytes 0 to 55
-    60  4036  zero
+Two blocks of 4096 bytes from `RESERVATION_RECORD_LBA` on, written in turns; only on drives that know reservations. ::
+
+    offset  size  field
+         0     8  magic b"MESHOWNR"
+         8     4  version: u32, 1
+        12     4  flags: u32, bit 0: the owner ended in order
+        16     8  sequence: u64, of this write; the block is number sequence % 2
+        24     8  epoch: u64
+        32     8  reservation key: u64
+        40    16  owner's UUID
+        56     4  crc32 (zlib) of bytes 0 to 55
+        60  4036  zero
 
 The newest valid block counts. A write that is torn damages the older one only.
 """

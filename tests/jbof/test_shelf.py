@@ -149,6 +149,85 @@ def test_what_takes_no_segments_is_still_read() -> None:
     assert (shelf.pins(1), shelf.read_pinned_count) == ((1, 0), 1)
 
 
+def test_what_may_not_be_written_any_more_is_sealed_and_still_read() -> None:
+    shelf = shelf_of(2)
+    first = [put(shelf, 2) for _ in range(2)]
+    assert drives_of(first) == {0: 1, 1: 1}
+    shelf.stand(0, takes_segments=False, is_offered=True)
+    assert shelf.counts().open == 1
+    assert set(drives_of(put(shelf, FULL, float(i)) for i in range(6))) == {1}
+    assert shelf.is_readable(0, 1)
+    assert [record.segment for record in shelf.held(0)] == [0]
+    shelf.stand(0, takes_segments=True, is_offered=True)
+    assert set(drives_of(put(shelf, FULL, float(i)) for i in range(10, 16))) == {0, 1}
+
+
+def test_a_segment_whose_opening_is_under_way_when_its_drive_stops_is_sealed_when_it_is_open() -> None:
+    shelf = shelf_of(2)
+    record = shelf.open_next(0.0, anything)
+    assert record is not None
+    shelf.stand(drive_of_segment(record.segment), takes_segments=False, is_offered=True)
+    assert shelf.is_pinned(drive_of_segment(record.segment))
+    shelf.opened(record)
+    assert shelf.counts() == SegmentCounts(free=2 * SEGMENTS - 1, open=0, sealed=1, opening=0)
+
+
+def test_a_drive_that_is_gone_is_not_found_and_keeps_what_is_known_of_it() -> None:
+    shelf = shelf_of(2)
+    segment = next(found for found in iter(lambda: put(shelf), None) if drive_of_segment(found) == 1)
+    shelf.pin_read(segment)
+    shelf.stand(1, takes_segments=False, is_offered=False)
+    assert not shelf.is_readable(segment, 1)
+    assert set(drives_of(put(shelf, FULL, float(i)) for i in range(9))) == {0}
+    assert shelf.is_pinned(1), "a reader that began before"
+    shelf.unpin_read(segment)
+    shelf.stand(1, takes_segments=True, is_offered=True)
+    assert shelf.is_readable(segment, 1)
+
+
+def test_drives_are_put_on_and_taken_off() -> None:
+    shelf = shelf_of(1)
+    used = put(shelf)
+    shelf.add(drive(3, segments=2))
+    assert shelf.numbers == {0, 3}
+    assert shelf.geometry.segment_count == SEGMENTS + 2
+    assert 3 in drives_of(put(shelf, FULL, float(i)) for i in range(6))
+    assert used is not None
+    shelf.pin_write(used)
+    with pytest.raises(AssertionError, match="in use"):
+        shelf.remove(0)
+    shelf.unpin_write(used)
+    shelf.remove(0)
+    assert not shelf.is_readable(used, 1)
+    assert set(drives_of(put(shelf, FULL, float(i)) for i in range(9))) == {3}
+
+
+def test_without_a_drive_to_write_nothing_is_opened() -> None:
+    shelf = shelf_of(2)
+    put(shelf)
+    for number in (0, 1):
+        shelf.stand(number, takes_segments=False, is_offered=True)
+    assert put(shelf) is None
+    assert not shelf.can_place(0.0, [1], anything)
+
+
+def test_where_the_drive_in_turn_has_nothing_another_of_the_stripe_is_opened_on() -> None:
+    shelf = shelf_of(2)
+    taken = [put(shelf, FULL, float(i)) for i in range(2 * SEGMENTS)]
+    held = [segment for segment in taken if segment is not None and drive_of_segment(segment) == 0]
+    for _ in range(2):
+        allocation = shelf.allocate(FULL)
+        assert allocation is None
+        if shelf.open_next(9.0, lambda segment: segment not in held) is None:
+            record = shelf.open_elsewhere(9.0, lambda segment: segment not in held)
+            assert record is not None
+            assert (drive_of_segment(record.segment), shelf.allocate(FULL) is None) == (1, False)
+            break
+        shelf.allocate(FULL)
+    else:
+        pytest.fail("it was never the turn of drive 0")
+
+
 def test_nothing_is_readable_on_a_drive_that_is_not_here() -> None:
     shelf = Shelf([drive(1, records=[SegmentRecord((1 << 24) + 2, 5, 9)])], last_opened_seq=20)
     assert shelf.is_readable((1 << 24) + 2, 5)

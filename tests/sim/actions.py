@@ -104,6 +104,9 @@ def write(world: World, host: Host) -> None:
         if host.access is api.Access.NVMEOF and host.holder_id not in world.reach_target:
             work.planned.clear()  # the connection is gone, and with it what became of the write
             work.is_doubtful = True
+        elif work.drives & world.absent:
+            work.planned.clear()
+            work.is_failed = True
         else:
             is_slow = world.rng.random() < 0.1
             host.submit_writes(work, world.now_s + (world.rng.choice((5.0, 50.0, 500.0)) if is_slow else 0.0))
@@ -122,10 +125,11 @@ def doubt(world: World, host: Host) -> None:
 
 
 def commit(world: World, host: Host) -> None:
-    works = [work for work in host.works if work.is_written][: world.rng.randint(1, 5)]
+    written = [work for work in host.works if work.is_written and not work.drives & world.absent]
+    works = written[: world.rng.randint(1, 5)]
     if not works:
         return
-    world.medium.flush()
+    world.medium.flush(world.absent)  # what was lost of it in between, the host cannot see
     host.works = [work for work in host.works if work not in works]
     bundles = [
         world.rng.choice((0, 1, 1, 1, 2)) for _ in works
@@ -151,7 +155,8 @@ def commit(world: World, host: Host) -> None:
 
 def abort(world: World, host: Host) -> None:
     unstarted = [work for work in host.works if not work.is_started and not work.is_doubtful]
-    works = [work for work in host.works if work.is_written or work in unstarted][:2]
+    settled = [work for work in host.works if work.is_failed and not (work.planned or work.in_flight)]
+    works = [work for work in host.works if work.is_written or work in unstarted or work in settled][:2]
     host.works = [work for work in host.works if work not in works]
     request = api.AbortRequest(host.holder_id, host.epoch, tuple(work.grant_id for work in works))
 

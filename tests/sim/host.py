@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from meshfusion.dpu.api import types as api
 from meshfusion.jbof.format import shard_lba_count
-from meshfusion.jbof.pool_addresses import pool_lba
+from meshfusion.jbof.pool_addresses import drive_of_segment, pool_lba
 from tests.sim.medium import Token
 
 UNIT_BYTES = 4096
@@ -42,10 +42,15 @@ class Work:
     is_started: bool = False
     lands_from_s: float = 0.0  # a drive may take its time
     is_doubtful: bool = False  # its holder cannot tell what became of it
+    is_failed: bool = False  # a write of it came back with an error, and its holder knows
 
     @property
     def is_written(self) -> bool:
-        return not self.planned and not self.in_flight and not self.is_doubtful
+        return not (self.planned or self.in_flight or self.is_doubtful or self.is_failed)
+
+    @property
+    def drives(self) -> frozenset[int]:
+        return frozenset(drive_of_segment(extent.segment) for extent in self.extents)
 
 
 @dataclass

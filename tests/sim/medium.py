@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 from meshfusion.dpu.api.types import ChunkRecord, Extent
@@ -63,9 +63,20 @@ class Medium:
             must(before.generation < token.generation or same, "an extent changed under its generation", before, token)
         self._cached[lba] = token
 
-    def flush(self) -> None:
-        self.durable.update(self._cached)
-        self._cached.clear()
+    def flush(self, absent: Collection[int] = ()) -> None:
+        """But for drives that are not there."""
+        there = {lba: token for lba, token in self._cached.items() if drive_of_segment(token.segment) not in absent}
+        self.durable.update(there)
+        for lba in there:
+            del self._cached[lba]
+
+    def pull(self, drive: int, rng: random.Random) -> None:
+        """As :meth:`lose_power`, of one drive."""
+        cached = [lba for lba, token in self._cached.items() if drive_of_segment(token.segment) == drive]
+        for lba in cached:
+            token = self._cached.pop(lba)
+            if rng.random() < 0.5:
+                self.durable[lba] = token
 
     def lose_power(self, rng: random.Random) -> None:
         """Of the writes that nobody flushed, any may be there and any may be gone."""

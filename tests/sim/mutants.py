@@ -10,6 +10,7 @@ from meshfusion.dpu.api import types as api
 from meshfusion.dpu.store.grants import GrantState
 from meshfusion.dpu.store.holders import HolderTable
 from meshfusion.dpu.store.store import Step, Store
+from meshfusion.jbof.pool_addresses import drive_of_segment
 from meshfusion.jbof.segments import SegmentRecord, SegmentTable
 from meshfusion.jbof.shelf import Shelf, ShelfDrive
 from tests.sim.service import Rules
@@ -224,7 +225,30 @@ class OpensOnDrivesThatAreOnlyRead(Shelf):
         super().__init__((replace(drive, takes_segments=True) for drive in drives), last_opened_seq)
 
 
+class WritesOnAfterAStop(Shelf):
+    """What is open on a drive that takes no more segments stays open, and more are opened."""
+
+    def stand(self, number: int, *, takes_segments: bool, is_offered: bool) -> None:
+        super().stand(number, takes_segments=is_offered, is_offered=is_offered)
+
+
+class OffersWhatIsGone(Shelf):
+    def is_readable(self, segment: int, generation: int) -> bool:
+        drive = self._drives.get(drive_of_segment(segment))
+        return drive is not None and drive.segments.is_readable(segment, generation)
+
+
+class CommitsWhatALostDriveWasGranted(Store):
+    """Its holder has flushed, and does not know that the drive was gone in between."""
+
+    def drive_is_gone(self, number: int) -> None:
+        pass
+
+
 MUTANTS_WITH_DRIVES: dict[str, Rules] = {
+    "writes on a drive that may not be written any more": Rules(shelf=WritesOnAfterAStop),
+    "offers what lies on a drive that is gone": Rules(shelf=OffersWhatIsGone),
+    "commits what was granted on a drive before it was gone": Rules(store=CommitsWhatALostDriveWasGranted),
     "opens segments on drives that are only read": Rules(shelf=OpensOnDrivesThatAreOnlyRead),
     "takes a free lock for a target's fence": Rules(store=TakesLockForFence),
     "ignores write pins": Rules(segments=IgnoresWritePins),

@@ -59,13 +59,23 @@ FAULTS: dict[Callable[[World], None], float] = {
     lambda world: world.restart_target(): 0.2,
     _fail_for_a_while: 0.1,
 }
+WATCH: dict[Callable[[World], None], float] = {lambda world: world.see_drives(): 4}
+DRIVE_FAULTS: dict[Callable[[World], None], float] = {
+    lambda world: world.lose_drive(): 0.2,
+    lambda world: world.change_use(): 0.1,
+    lambda world: world.empty_some(): 0.1,
+}
 CALM, ROUGH = EVENTS, EVENTS | FAULTS
+CALM_WITH_DRIVES, ROUGH_WITH_DRIVES = CALM | WATCH, ROUGH | WATCH | DRIVE_FAULTS
 
 
 def step(world: World) -> None:
     if world.service is None and world.rng.random() < 0.2:
         world.start_service()
-    events = CALM if world.is_calm else ROUGH
+    if len(world.drives) > 1:
+        events = CALM_WITH_DRIVES if world.is_calm else ROUGH_WITH_DRIVES
+    else:
+        events = CALM if world.is_calm else ROUGH
     world.rng.choices(list(events), list(events.values()))[0](world)
     world.check_counts()
 
@@ -79,7 +89,8 @@ def wind_down(world: World) -> None:
     while any(host.in_flight for host in world.hosts):
         world.now_s += 100.0
         world.land_write()
-    if world.service is None or world.service.drives != dict.fromkeys(world.drives, True):
+    is_whole = world.service is not None and world.service.drives == dict.fromkeys(world.drives, True)
+    if world.service is None or world.absent or world.service.gone or not is_whole:
         world.crash_service()
         world.start_service(is_whole=True)
     service = world.service

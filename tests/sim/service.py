@@ -70,11 +70,12 @@ class Service:
         has_budgets: bool,
     ) -> None:
         self._rules = rules
-        self.drives = drives
+        self.drives = dict(drives)
+        self.gone: set[int] = set()  # drives that are not offered any more
         self.index = index
         self._on_opening = on_opening
         index.epoch += 1
-        shelf = rules.shelf(
+        self.shelf = rules.shelf(
             (
                 ShelfDrive(
                     rules.segments(
@@ -89,10 +90,10 @@ class Service:
             max((record.opened_seq for record in index.segments.values()), default=0),
         )
         self.whims = Whims(
-            whims, refusal_rate, shelf, [segment for geometry in drives for segment in geometry.segments]
+            whims, refusal_rate, self.shelf, [segment for geometry in drives for segment in geometry.segments]
         )
         self.store = rules.store(
-            shelf,
+            self.shelf,
             OPTIONS,
             epoch=index.epoch,
             former_holders=tuple(index.holders.values()),
@@ -107,6 +108,21 @@ class Service:
     def _budget(self, geometry: SegmentGeometry, now_s: float) -> WriteBudget:
         left = self.index.budgets.get(geometry.drive_number) if self._rules.notes_budgets else None
         return WriteBudget(BUDGET_SEGMENTS * geometry.segment_bytes, now_s, left)
+
+    def use(self, drive: SegmentGeometry) -> None:
+        """As what is known of it says: what :class:`~meshfusion.dpu.running_drives.RunningDrives` does."""
+        number = drive.drive_number
+        was_offered, is_offered = self.shelf.is_offered(number), number not in self.gone
+        self.shelf.stand(number, takes_segments=is_offered and self.drives[drive], is_offered=is_offered)
+        if was_offered and not is_offered:
+            self.store.drive_is_gone(number)
+
+    def forget_some(self, number: int) -> None:
+        """The drive is being emptied, whatever it is used for besides."""
+        for record in self.shelf.held(number)[:1]:
+            shards = ((chunk, shard) for chunk in self.index.chunks.values() for shard in chunk.shards)
+            held = {chunk.key: chunk for chunk, shard in shards if shard.extent.segment == record.segment}
+            self.submit(self.store.forget(record.segment, held.values()), lambda _: None)
 
     @property
     def is_busy(self) -> bool:

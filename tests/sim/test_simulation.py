@@ -50,6 +50,9 @@ MUST_HAPPEN_WITH_DRIVES = (
     *(name for name in MUST_HAPPEN if name not in RARE_WITH_DRIVES),
     "lives without a drive",
     "lives with a drive that is only read",
+    "drives back",
+    "drives lost",
+    "drives used otherwise",
 )
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from meshfusion.dpu.api import types as api
 from meshfusion.jbof.errors import StaleHolderError
 from meshfusion.jbof.policy.write_budget import BURST_SHARE, DAY_S
-from meshfusion.jbof.pool_addresses import pool_lba
+from meshfusion.jbof.pool_addresses import drive_of_segment, pool_lba
 from tests.sim import host as hosts
 from tests.sim.host import Host, Work
 from tests.sim.medium import IndexModel, Medium, Token, must
@@ -56,6 +56,7 @@ class World:
         self.failing_until_s = 0.0
         self.has_budgets = seed % 8 == 3
         self.refuses_some = seed % 8 == 1
+        self.absent: set[int] = set()  # drives that have gone, whether the service has seen it or not
         self.messages: list[Message] = []
         self.locks_taken: set[str] = set()
         self.reach_target: set[str] = set()  # what the target allows, whoever told it so
@@ -93,6 +94,7 @@ class World:
             return
         self.service.crash(self.rng)
         self.service = None
+        self.absent.clear()  # they are there again, or the next life starts without them
         self.check_bundles()
         self.leased.clear()  # leases live in memory; a stale read is caught by its digest (rule 4)
         self.messages = [m for m in self.messages if m.life is None or self.rng.random() < 0.5]
@@ -102,6 +104,53 @@ class World:
             host.leases.clear()
             host.asked = 0
         self.seen["service crashes"] += 1
+
+    # ---- drives --------------------------------------------------------------------------------------------------
+
+    def lose_drive(self) -> None:
+        """While it is used. What it had not made durable may be gone; a write that was under way comes back as failed,
+        or, of a host of a target, nobody knows."""
+        service = self.service
+        there = [] if service is None else [drive.drive_number for drive in service.drives]
+        there = [number for number in there if number not in self.absent]
+        if len(there) < 2:
+            return
+        number = self.rng.choice(there)
+        self.absent.add(number)
+        for work in (work for host in self.hosts for work in host.works if number in work.drives):
+            for lba, token in [write for write in work.in_flight if drive_of_segment(write[1].segment) == number]:
+                if self.rng.random() < 0.5:
+                    self._land(work, lba, token)
+                work.in_flight.remove((lba, token))
+                work.is_failed = True
+        self.medium.pull(number, self.rng)
+        self.seen["drives lost"] += 1
+
+    def see_drives(self) -> None:
+        """The service looks: what is gone is not used, and what was gone is, if it is there again."""
+        if self.service is None:
+            return
+        for drive in self.service.drives:
+            number = drive.drive_number
+            if number in self.absent and number not in self.service.gone:
+                self.service.gone.add(number)
+            elif number in self.absent and self.rng.random() < 0.3:
+                self.absent.discard(number)
+                self.service.gone.discard(number)
+                self.seen["drives back"] += 1
+            self.service.use(drive)
+
+    def change_use(self) -> None:
+        """A drive turns read-only, slow or failing, or takes writes again."""
+        if self.service is not None and len(self.drives) > 1:
+            drive = self.rng.choice(list(self.service.drives))
+            self.service.drives[drive] = not self.service.drives[drive]
+            self.service.use(drive)
+            self.seen["drives used otherwise"] += 1
+
+    def empty_some(self) -> None:
+        if self.service is not None and len(self.drives) > 1:
+            self.service.forget_some(self.rng.choice(list(self.service.drives)).drive_number)
 
     def probe(self) -> None:
         service = self.service
@@ -257,6 +306,7 @@ class World:
         self.seen["reclaims"] += segment in self.index.segments
         for drive in self.service.drives if self.service is not None else ():
             takes = self.service is not None and self.service.drives[drive]
+            takes = takes and self.service is not None and drive.drive_number not in self.service.gone
             must(takes or segment not in drive.segments, "opened on a drive that takes no segments", segment)
 
     def check_budgets(self) -> None:
@@ -293,6 +343,8 @@ class World:
         for chunk in reply.chunks:
             must(chunk.identity == host.identity, "another identity was offered", host, chunk)
             for shard in chunk.shards:
+                is_gone = drive_of_segment(shard.extent.segment) in service.gone
+                must(not is_gone, "offered on a drive that is gone", chunk)
                 must((chunk.key, shard.extent) in self.index.was_durable, "offered before it was durable", chunk)
                 must(service.store.segments.pins(shard.extent.segment)[0] > 0, "offered without a lease", chunk)
             self.check_bytes(chunk)
