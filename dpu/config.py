@@ -18,6 +18,7 @@ from meshfusion.dpu.config_types import (
     ConfigModel,
     DriveWrites,
     Fraction,
+    FreeFraction,
     Seconds,
     SizeBytes,
 )
@@ -99,6 +100,9 @@ class MediumConfig(ConfigModel):
         description="Most that is written to each drive in any 24 hours, as a multiple of its capacity (DWPD); without "
         "it there is no bound.",
         examples=[1.0],
+    )
+    free_fraction: FreeFraction = Field(
+        default=0.05, description="Part of each drive's segments that is kept free ahead of need."
     )
 
 

@@ -26,6 +26,7 @@ def _absolute_path(value: object) -> Path:
 SizeBytes = Annotated[int, BeforeValidator(parse_size_bytes)]
 AbsolutePath = Annotated[Path, BeforeValidator(_absolute_path)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
+FreeFraction = Annotated[float, Field(ge=0, le=0.5)]
 DriveWrites = Annotated[float, Field(gt=0, le=100)]
 Seconds = Annotated[float, Field(gt=0, le=MAX_SECONDS)]
 

@@ -25,6 +25,7 @@ from meshfusion.dpu.store.effects import (
     DeleteHolder,
     Effect,
     HolderRecord,
+    MoveChunk,
     NoteBudget,
     OpenSegment,
     PutChunk,
@@ -297,12 +298,10 @@ class Index:
         """Returns by how much the payload of all committed chunks grows."""
         match effect:
             case PutChunk(record):
-                removed_bytes = self._delete_chunk(txn, record.key)
-                txn.put(record.key, records.encode_chunk(record), db=self._chunks)
-                for shard in record.shards:
-                    position = _POSITION.pack(shard.extent.segment, shard.extent.lba)
-                    txn.put(position, record.key, db=self._positions)
-                return sum(shard.payload_bytes for shard in record.shards) - removed_bytes
+                return self._put_chunk(txn, record)
+            case MoveChunk(before, after):
+                if txn.get(before.key, db=self._chunks) == records.encode_chunk(before):
+                    return self._put_chunk(txn, after)
             case DeleteChunk(key, extent):
                 if self._lies_at(txn, key, extent):
                     return -self._delete_chunk(txn, key)
@@ -324,6 +323,15 @@ class Index:
             case DeleteHolder(holder_id):
                 txn.delete(holder_id.encode(), db=self._holders)
         return 0
+
+    def _put_chunk(self, txn: lmdb.Transaction, record: ChunkRecord) -> int:
+        """Returns by how much the payload grows."""
+        removed_bytes = self._delete_chunk(txn, record.key)
+        txn.put(record.key, records.encode_chunk(record), db=self._chunks)
+        for shard in record.shards:
+            position = _POSITION.pack(shard.extent.segment, shard.extent.lba)
+            txn.put(position, record.key, db=self._positions)
+        return sum(shard.payload_bytes for shard in record.shards) - removed_bytes
 
     def _delete_chunk(self, txn: lmdb.Transaction, key: bytes) -> int:
         """Remove a chunk and its positions; returns the payload bytes it had (0 for a damaged entry)."""

@@ -21,6 +21,7 @@ from types import TracebackType
 from meshfusion.dpu.api import types as api
 from meshfusion.dpu.api.liveness import create_liveness, forget_liveness, take_liveness_away
 from meshfusion.dpu.budgets import Budgets
+from meshfusion.dpu.chunk_mover import ChunkMover
 from meshfusion.dpu.drive_admin import ServedDriveAdmin
 from meshfusion.dpu.drive_health import read_health
 from meshfusion.dpu.drive_list import read_drive_list
@@ -43,6 +44,7 @@ from meshfusion.dpu.running_drives import DriveOptions, RunningDrives
 from meshfusion.dpu.store.checks import refuse_other_exports, refuse_unserved
 from meshfusion.dpu.store.effects import NoteBudget
 from meshfusion.dpu.store.store import Reply, Step, Store, StoreOptions
+from meshfusion.dpu.tidier import Tidier
 from meshfusion.jbof.errors import FormatError, MeshFusionError, UnsupportedError
 
 logger = logging.getLogger("meshfusion.pool")
@@ -163,11 +165,22 @@ class Pool:
         )
         self._ending: dict[int, str] = {}  # ticket of a fence or a farewell -> holder
         self._writer = TransactionWriter(index, self._medium, self._settle)
+        self._tidier = Tidier(
+            self._store,
+            index,
+            ChunkMover(opened.drives[0].drive.label),
+            drives=self._drives.files,
+            mutex=self._mutex,
+            submit=self._submit,
+            wait=self._wait,
+            clock=clock,
+        )
         self._stop = threading.Event()
         self._ticker = threading.Thread(target=self._tick_loop, name="meshfusion-tick", daemon=True)
         self._forget_unlisted()
         self._probe_holders(clock())
         self._ticker.start()
+        self._tidier.start()
         self._keeper.start()
         if self._exports is not None:
             self._exports.start()
@@ -360,6 +373,7 @@ class Pool:
             return
         self._stop.set()
         self._keeper.close()
+        self._tidier.close()
         is_quiet = self._exports is None or self._exports.close()
         self._ticker.join()
         self._proof.close()

@@ -192,14 +192,20 @@ class ChunkChecker:
             with contextlib.closing(AlignedBuffer(shard.extent.lba_count * self._label.lba_bytes)) as buffer:
                 try:
                     data[shard.extent.namespace].read_into(shard.extent.lba, buffer.view)
-                    header_bytes = shard.payload_lba_offset * self._label.lba_bytes
-                    header = decode_chunk_header(bytes(buffer.view[:header_bytes]))
-                except (FormatError, MediaError) as error:
+                except MediaError as error:
                     return error.message
-                problem = self._header_problem(record, shard, header) or self._digest_problem(shard, buffer)
+                problem = self.problem_in(record, shard, buffer)
             if problem:
                 return problem
         return ""
+
+    def problem_in(self, record: api.ChunkRecord, shard: api.Shard, buffer: AlignedBuffer) -> str:
+        """What is wrong with the bytes of the shard's extent, or ""."""
+        try:
+            header = decode_chunk_header(bytes(buffer.view[: shard.payload_lba_offset * self._label.lba_bytes]))
+        except FormatError as error:
+            return error.message
+        return self._header_problem(record, shard, header) or self._digest_problem(shard, buffer)
 
     def _header_problem(self, record: api.ChunkRecord, shard: api.Shard, header: ChunkHeader) -> str:
         expected = {

@@ -250,6 +250,16 @@ class FileMedium:
             self._data.read_into(lba, buffer.view)
             return bytes(buffer.view)
 
+    def read_into(self, lba: int, buffer: memoryview) -> None:
+        """``buffer``: of an :class:`~meshfusion.jbof.media.buffer.AlignedBuffer`, whole blocks."""
+        self._data.read_into(lba, buffer)
+
+    def write_from(self, lba: int, buffer: memoryview) -> None:
+        """As :meth:`read_into`."""
+        if not self._data.writable:
+            raise DataFileError(MediaFault.READ_ONLY, "is read-only", self._data.path, offset_bytes=lba * LBA_BYTES)
+        self._data.write_from(lba, buffer)
+
     def write_blocks(self, lba: int, data: bytes) -> None:
         if not self._data.writable:
             raise DataFileError(MediaFault.READ_ONLY, "is read-only", self._data.path, offset_bytes=lba * LBA_BYTES)

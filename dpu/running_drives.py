@@ -123,6 +123,11 @@ class RunningDrives:
         reached = [one for number, one in sorted(self._open.items()) if self.lives.use(number).is_offered]
         return tuple(_namespace(one.drive, is_local=is_local) for one in reached or self._open.values())
 
+    def files(self) -> dict[int, FileMedium]:
+        """Those that are here, by namespace."""
+        with self._mutex:
+            return {namespace_of(number): one.file for number, one in self._open.items()}
+
     def told(self, holder_id: str) -> None:
         """The holder knows :meth:`namespaces` as they are now."""
         self._known[holder_id] = self.version

@@ -40,6 +40,7 @@ UNVALUED = float("inf")
 class SegmentState(enum.Enum):
     FREE = "free"
     OPENING = "opening"  # its record is not durable yet: no extent of it may leave
+    EMPTYING = "emptying"  # nothing of it counts any more; free once that is durable
     OPEN = "open"
     SEALED = "sealed"
 
@@ -62,6 +63,7 @@ class _Segment:
     summary: SummaryState = SummaryState.NONE
     read_pins: int = 0
     write_pins: int = 0
+    is_held: bool = False  # it is made ready to be given up, and is nobody else's victim
     last_used_s: float = float("-inf")
     worth: float = UNVALUED
 
@@ -137,7 +139,7 @@ class SegmentTable:
             free=tally[SegmentState.FREE],
             open=tally[SegmentState.OPEN],
             sealed=tally[SegmentState.SEALED],
-            opening=tally[SegmentState.OPENING],
+            opening=tally[SegmentState.OPENING] + tally[SegmentState.EMPTYING],
         )
 
     @property
@@ -154,7 +156,8 @@ class SegmentTable:
         return any(
             segment.read_pins
             or segment.write_pins
-            or segment.state is SegmentState.OPENING
+            or segment.is_held
+            or segment.state in (SegmentState.OPENING, SegmentState.EMPTYING)
             or segment.summary is SummaryState.UNDERWAY
             for segment in self._segments.values()
         )
@@ -305,6 +308,12 @@ class SegmentTable:
         """Where there may be room when :meth:`allocate` had none and nothing can be opened: nowhere, on one drive."""
         return None
 
+    def to_tidy(self, free_fraction: float, may_reclaim: Callable[[int], bool]) -> SegmentRecord | None:
+        """The segment to give up next, so that so much is free."""
+        if len(self._free) >= int(free_fraction * self.geometry.segment_count):
+            return None
+        return self.next_victim(may_reclaim)
+
     def budget_level(self, now_s: float) -> float:
         """How much may be written now, 0 to 1: there are no bounds here."""
         return 1.0
@@ -344,6 +353,49 @@ class SegmentTable:
         segment.state = SegmentState.FREE
         self._free.append(record.segment)
 
+    def next_victim(self, may_reclaim: Callable[[int], bool]) -> SegmentRecord | None:
+        """The segment that would be reclaimed now."""
+        victim = self._victim(may_reclaim)
+        return None if victim is None else self._record(victim)
+
+    def hold(self, index: int) -> None:
+        """It is made ready to be given up: nobody else reclaims it until it is let go."""
+        assert not self._segments[index].is_held, f"segment {index} is held twice"
+        self._segments[index].is_held = True
+
+    def let_go(self, index: int) -> None:
+        self._segments[index].is_held = False
+
+    def may_give_up(self, record: SegmentRecord) -> bool:
+        """Is it still sealed, of this generation, and does nobody read or write it?"""
+        segment = self._segments[record.segment]
+        is_same = segment.generation == record.generation and segment.state is SegmentState.SEALED
+        return is_same and self.pins(record.segment) == (0, 0)
+
+    def give_up(self, index: int) -> SegmentRecord:
+        """Nothing of a sealed segment that nobody holds counts any more. Returns the record to make durable as that of
+        an opening; then comes :meth:`given_up`."""
+        segment = self._segments[index]
+        assert segment.state is SegmentState.SEALED, segment.state
+        assert self.pins(index) == (0, 0), f"segment {index} given up under {self.pins(index)}"
+        self._last_seq += 1
+        segment.state = SegmentState.EMPTYING
+        segment.generation += 1
+        segment.opened_seq = self._last_seq
+        segment.extent_count = 0
+        segment.summary = SummaryState.NONE
+        segment.worth = UNVALUED
+        self._due.discard(index)
+        return self._record(index)
+
+    def given_up(self, record: SegmentRecord) -> None:
+        """It is free; and if its record did not become durable, too: as one whose opening failed."""
+        segment = self._segments[record.segment]
+        assert segment.generation == record.generation, (segment.generation, record)
+        assert segment.state is SegmentState.EMPTYING, segment.state
+        segment.state = SegmentState.FREE
+        self._free.insert(0, record.segment)  # those that are free for longest are opened first
+
     def _seal(self, index: int) -> None:
         segment = self._segments[index]
         segment.state = SegmentState.SEALED
@@ -372,6 +424,7 @@ class SegmentTable:
             segment.state is SegmentState.SEALED
             and segment.read_pins == 0
             and segment.write_pins == 0
+            and not segment.is_held
             and may_reclaim(index)
         )
 

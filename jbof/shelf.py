@@ -258,6 +258,44 @@ class Shelf:
         self._openings += 1
         return record
 
+    def to_tidy(self, free_fraction: float, may_reclaim: Callable[[int], bool]) -> SegmentRecord | None:
+        """The segment to give up next, so that so much of each drive is free; of the drive that lacks most."""
+        lacking = []
+        for drive in self._drives.values():
+            wanted = int(free_fraction * drive.segments.geometry.segment_count)
+            if drive.takes_segments and drive.segments.free_count < wanted:
+                lacking.append((drive.segments.free_count / wanted, drive.number))
+        for _, number in sorted(lacking):
+            found = self._drives[number].segments.next_victim(may_reclaim)
+            if found is not None:
+                return found
+        return None
+
+    def hold(self, segment: int) -> None:
+        self._of(segment).hold(segment)
+
+    def let_go(self, segment: int) -> None:
+        """As of one drive, which may have left."""
+        drive = self._drives.get(drive_of_segment(segment))
+        if drive is not None:
+            drive.segments.let_go(segment)
+
+    def may_give_up(self, record: SegmentRecord) -> bool:
+        """As of one drive; not on one that takes no segments any more, since that takes a write."""
+        drive = self._drives.get(drive_of_segment(record.segment))
+        return drive is not None and drive.takes_segments and drive.segments.may_give_up(record)
+
+    def give_up(self, segment: int) -> SegmentRecord:
+        """As of one drive."""
+        segments = self._of(segment)
+        segments.number_openings_after(self._last_seq)
+        record = segments.give_up(segment)
+        self._last_seq = record.opened_seq
+        return record
+
+    def given_up(self, record: SegmentRecord) -> None:
+        self._of(record.segment).given_up(record)
+
     def opened(self, record: SegmentRecord) -> None:
         self._of(record.segment).opened(record)
         self._failures[drive_of_segment(record.segment)].in_a_row = 0

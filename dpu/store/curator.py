@@ -19,6 +19,7 @@ from meshfusion.dpu.api import types as api
 from meshfusion.dpu.store.asked import AskedChain, AskedChains, ChainName, policy_keys
 from meshfusion.dpu.store.members import Members
 from meshfusion.dpu.store.segments import Segments
+from meshfusion.dpu.store.tidying import Move
 from meshfusion.jbof.policy.chain import Chain
 from meshfusion.jbof.policy.medium_policy import MediumPolicy, Refusal, SegmentStats
 
@@ -48,11 +49,23 @@ class Curator(Protocol):
     ) -> list[int | None]:
         """The lifetime class of each offer, None for one that is not worth a write."""
 
+    def adopted(self, segment: int, chunks: Iterable[api.ChunkRecord]) -> None:
+        """In this segment lie these chunks and no others, since an earlier life of the service."""
+
     def stored(self, chunks: Iterable[api.ChunkRecord]) -> None:
         """These are on the medium now."""
 
     def dropped(self, chunk: api.ChunkRecord) -> None:
         """This one counts no more."""
+
+    def worth_keeping(
+        self, now_s: float, chunks: Sequence[api.ChunkRecord], allowed_bytes: int
+    ) -> list[api.ChunkRecord]:
+        """Those of a segment that is given up which are worth writing again, of ``allowed_bytes`` together at most; the
+        most valuable ones first."""
+
+    def moved(self, moves: Iterable[Move]) -> None:
+        """These chunks lie elsewhere now."""
 
     def emptied(self, segment: int) -> None:
         """Nothing that was in it counts any more."""
@@ -77,10 +90,21 @@ class WritesEverything:
     ) -> list[int | None]:
         return [0] * len(offers)
 
+    def adopted(self, segment: int, chunks: Iterable[api.ChunkRecord]) -> None:
+        pass
+
     def stored(self, chunks: Iterable[api.ChunkRecord]) -> None:
         pass
 
     def dropped(self, chunk: api.ChunkRecord) -> None:
+        pass
+
+    def worth_keeping(
+        self, now_s: float, chunks: Sequence[api.ChunkRecord], allowed_bytes: int
+    ) -> list[api.ChunkRecord]:
+        return []
+
+    def moved(self, moves: Iterable[Move]) -> None:
         pass
 
     def emptied(self, segment: int) -> None:
@@ -196,34 +220,61 @@ class LearningCurator:
 
     # ---- what is held --------------------------------------------------------------------------------------------
 
-    def stored(self, chunks: Iterable[api.ChunkRecord]) -> None:
-        keys: dict[int, list[bytes]] = {}
+    def adopted(self, segment: int, chunks: Iterable[api.ChunkRecord]) -> None:
+        if segment not in self._members:
+            self._members.clear(segment)
+        # Of a chunk with shards in several segments, this one's turn adds this one.
+        chunks = list(chunks)
+        for number, at in self._by_group(chunks).items():
+            self._policy.on_stored(number, policy_keys([chunks[i].key for i in at]))
         for chunk in chunks:
-            payload_bytes = sum(shard.payload_bytes for shard in chunk.shards)
-            group = self._group(chunk.identity, chunk.group, chunk.token_count, payload_bytes)
-            if group is None:
-                continue
-            keys.setdefault(group.number, []).append(chunk.key)
-            key = int.from_bytes(chunk.key[:8], sys.byteorder)
-            for segment in {shard.extent.segment for shard in chunk.shards}:
-                self._members.add(segment, group.number, key, chunk.position_tokens // chunk.token_count)
-        for number, stored in keys.items():
-            self._policy.on_stored(number, policy_keys(stored))
+            self._add(chunk, {segment})
+
+    def stored(self, chunks: Iterable[api.ChunkRecord]) -> None:
+        chunks = list(chunks)
+        for number, at in self._by_group(chunks).items():
+            self._policy.on_stored(number, policy_keys([chunks[i].key for i in at]))
+        for chunk in chunks:
+            self._add(chunk, _segments_of(chunk))
 
     def dropped(self, chunk: api.ChunkRecord) -> None:
-        payload_bytes = sum(shard.payload_bytes for shard in chunk.shards)
-        group = self._group(chunk.identity, chunk.group, chunk.token_count, payload_bytes)
+        group = self._group_with(chunk)
         if group is not None:
             self._policy.on_dropped(group.number, policy_keys([chunk.key]))
 
+    def worth_keeping(
+        self, now_s: float, chunks: Sequence[api.ChunkRecord], allowed_bytes: int
+    ) -> list[api.ChunkRecord]:
+        if not chunks or not allowed_bytes:
+            return []
+        densities = np.zeros(len(chunks))
+        for number, at in self._by_group(chunks).items():
+            keys = policy_keys([chunks[i].key for i in at])
+            positions = np.array([chunks[i].position_tokens // chunks[i].token_count for i in at], np.intp)
+            densities[at] = self._policy.densities(number, keys, positions, now_s)
+        chunk_bytes = sum(_payload_bytes(chunk) for chunk in chunks) // len(chunks)
+        # What is over half is not worth moving: the segment was not the one to give up.
+        kept = self._policy.keep(densities, min(allowed_bytes // max(chunk_bytes, 1), len(chunks) // 2))
+        return [chunks[i] for i in np.argsort(-densities, kind="stable") if kept[i]]
+
+    def moved(self, moves: Iterable[Move]) -> None:
+        left: dict[int, set[int]] = {}
+        moves = list(moves)
+        for move in moves:
+            for segment in _segments_of(move.before):
+                left.setdefault(segment, set()).add(_short_key(move.before))
+        for segment, keys in left.items():
+            self._members.discard(segment, keys)
+        for move in moves:
+            self._add(move.after, _segments_of(move.after))
+
     def emptied(self, segment: int) -> None:
-        if segment not in self._members:
-            return
-        for members in self._members.by_group(segment):
-            self._policy.on_dropped(members.group, members.keys)
-        worth = self._worths.pop(segment, 0.0)
-        self._policy.victim([SegmentStats(segment, 1, worth, 0)])  # from what is given up it learns the price of room
-        self._members.remove(segment)
+        if self._members.count_in(segment):
+            for members in self._members.by_group(segment):
+                self._policy.on_dropped(members.group, members.keys)
+            worth = self._worths.pop(segment, 0.0)
+            self._policy.victim([SegmentStats(segment, 1, worth, 0)])  # it learns the price of room from these
+        self._members.clear(segment)
 
     # ---- in the background ---------------------------------------------------------------------------------------
 
@@ -257,6 +308,25 @@ class LearningCurator:
 
     # ---- inside --------------------------------------------------------------------------------------------------
 
+    def _add(self, chunk: api.ChunkRecord, segments: Iterable[int]) -> None:
+        group = self._group_with(chunk)
+        if group is not None:
+            for segment in segments:
+                position = chunk.position_tokens // chunk.token_count
+                self._members.add(segment, group.number, _short_key(chunk), position)
+
+    def _by_group(self, chunks: Sequence[api.ChunkRecord]) -> dict[int, list[int]]:
+        """Which of the chunks are of each of the policy's groups."""
+        found: dict[int, list[int]] = {}
+        for i, chunk in enumerate(chunks):
+            group = self._group_with(chunk)
+            if group is not None:
+                found.setdefault(group.number, []).append(i)
+        return found
+
+    def _group_with(self, chunk: api.ChunkRecord) -> _Group | None:
+        return self._group(chunk.identity, chunk.group, chunk.token_count, _payload_bytes(chunk))
+
     def _group_of(self, identity: bytes, item: api.ReserveItem) -> _Group | None:
         payload_bytes = sum(shard.unit_bytes * shard.unit_count for shard in item.shards)
         return self._group(identity, item.group, item.token_count, payload_bytes)
@@ -272,6 +342,19 @@ class LearningCurator:
         if found is not None:
             self._latest[identity, number] = found
         return found
+
+
+def _payload_bytes(chunk: api.ChunkRecord) -> int:
+    return sum(shard.payload_bytes for shard in chunk.shards)
+
+
+def _segments_of(chunk: api.ChunkRecord) -> set[int]:
+    return {shard.extent.segment for shard in chunk.shards}
+
+
+def _short_key(chunk: api.ChunkRecord) -> int:
+    """As :func:`~meshfusion.dpu.store.asked.policy_keys` makes it."""
+    return int.from_bytes(chunk.key[:8], sys.byteorder)
 
 
 def _by_chain(offers: Sequence[Offer]) -> dict[tuple[str, int], list[int]]:

@@ -45,6 +45,14 @@ class DeleteChunk:
 
 
 @dataclass(frozen=True, slots=True)
+class MoveChunk:
+    """The chunk lies elsewhere now, if the index still has it as ``before`` says."""
+
+    before: ChunkRecord
+    after: ChunkRecord
+
+
+@dataclass(frozen=True, slots=True)
 class OpenSegment:
     """Forget every chunk that has a shard in this segment, and make the record durable (rule 2): in the index, and
     then as the segment's header on the medium. Then all behind the header is deallocated.
@@ -83,4 +91,4 @@ class DeleteHolder:
     holder_id: str
 
 
-Effect = PutChunk | DeleteChunk | OpenSegment | SummarizeSegment | NoteBudget | PutHolder | DeleteHolder
+Effect = PutChunk | DeleteChunk | MoveChunk | OpenSegment | SummarizeSegment | NoteBudget | PutHolder | DeleteHolder

@@ -7,7 +7,7 @@ alone stays listed until its segment is emptied: the policy knows that it is not
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -33,7 +33,7 @@ class _Columns:
 
 
 class Members:
-    """By segment; a segment without chunks is not in it."""
+    """By segment: those that something was added to, or that were cleared."""
 
     def __init__(self) -> None:
         self._columns: dict[int, _Columns] = {}
@@ -69,5 +69,16 @@ class Members:
             GroupMembers(int(group), keys[groups == group], positions[groups == group]) for group in np.unique(groups)
         ]
 
-    def remove(self, segment: int) -> None:
-        self._columns.pop(segment, None)
+    def discard(self, segment: int, keys: Collection[int]) -> None:
+        """Those with these keys are not in the segment any more."""
+        columns = self._columns.get(segment)
+        if columns is None:
+            return
+        self.clear(segment)
+        for key, group, position in zip(columns.keys, columns.groups, columns.positions, strict=True):
+            if key not in keys:
+                self.add(segment, group, key, position)
+
+    def clear(self, segment: int) -> None:
+        """The segment is known, and nothing is in it."""
+        self._columns[segment] = _Columns()

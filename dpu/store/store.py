@@ -11,7 +11,7 @@ mean *complete* (rule 1).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
@@ -25,6 +25,7 @@ from meshfusion.dpu.store.effects import (
     DeleteHolder,
     Effect,
     HolderRecord,
+    MoveChunk,
     NoteBudget,
     OpenSegment,
     PutChunk,
@@ -36,6 +37,7 @@ from meshfusion.dpu.store.holders import Holder, HolderTable
 from meshfusion.dpu.store.leases import LeaseTable
 from meshfusion.dpu.store.save_health import SAVE_RETRY_S, SaveHealth
 from meshfusion.dpu.store.segments import Segments
+from meshfusion.dpu.store.tidying import Move, Tidying
 from meshfusion.jbof.errors import StaleHolderError
 from meshfusion.jbof.format import shard_lba_count
 from meshfusion.jbof.pool_addresses import drive_of_segment, namespace_of
@@ -53,13 +55,14 @@ _SETTLED_ELSEWHERE = (GrantState.COMMITTING, GrantState.DOUBTFUL)
 class StoreOptions:
     """``lease_ttl_s``/``grant_ttl_s``: without renewal; ``holder_silence_s``: then its liveness lock is probed;
     ``max_pinned_fraction``: of the segments, by leases; ``quarantine_max_fraction``: of the segments, above it saves
-    stop."""
+    stop; ``free_fraction``: of each drive's segments are kept free ahead of need."""
 
     lease_ttl_s: float = 30.0
     grant_ttl_s: float = 60.0
     holder_silence_s: float = 15.0
     max_pinned_fraction: float = 0.5
     quarantine_max_fraction: float = 0.25
+    free_fraction: float = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +86,7 @@ class _Pending:
     admitted: list[str] = field(default_factory=list)
     fenced: list[str] = field(default_factory=list)
     summarizing: tuple[SegmentRecord, ...] = ()
+    given_up: SegmentRecord | None = None
 
 
 class Store:
@@ -110,6 +114,7 @@ class Store:
         self.saves = SaveHealth()
         self._summaries_from_s = now_s
         self.holders = HolderTable(former_holders, silence_s=options.holder_silence_s, now_s=now_s)
+        self._tidying = Tidying(segments)
         self._pending: dict[int, _Pending] = {}
         self._opening: dict[int, int] = {}  # segment -> ticket of its opening
         self._ticket = 0
@@ -325,6 +330,64 @@ class Store:
         """What made saves stop was one drive, and others take them."""
         self.saves.go_elsewhere()
 
+    # ---- giving segments up --------------------------------------------------------------------------------------
+
+    def begin_tidying(self, now_s: float) -> SegmentRecord | None:
+        """The segment to make ready, if one is needed. What follows: :mod:`~meshfusion.dpu.store.tidying`."""
+        if self._tidying.segment is not None or self.saves.refuses(now_s) or self._quarantine_full():
+            return None
+        record = self.segments.to_tidy(self.options.free_fraction, self._may_reclaim)
+        if record is not None:
+            self._tidying.begin(record)
+        return record
+
+    def plan_moves(self, now_s: float, chunks: Sequence[api.ChunkRecord]) -> Step[tuple[Move, ...]]:
+        """``chunks``: what the index has in the segment. Where those go that are worth it."""
+        pending = _Pending()
+        after = 0
+
+        def place(lba_counts: Sequence[int]) -> tuple[api.Extent, ...] | None:
+            if not self.segments.can_place(now_s, lba_counts, _never):
+                return None
+            extents = [self._allocate(now_s, lba_count, pending, _never) for lba_count in lba_counts]
+            found = tuple(extent for extent in extents if extent is not None)
+            return found if len(found) == len(extents) else None
+
+        readable = [chunk for chunk in chunks if self.is_readable(chunk)]
+        kept = self._curator.worth_keeping(now_s, readable, self._tidying.allowed_bytes)
+        moves = self._tidying.plan(kept, place)
+        for move in moves:
+            after = max([after, *(self._opening.get(shard.extent.segment, 0) for shard in move.after.shards)])
+        if not pending.opened:
+            return Step(moves, after=after)
+        step = self._step(moves, self._openings(now_s, pending.opened), pending, after=after)
+        for record in pending.opened:
+            self._opening[record.segment] = step.ticket
+        return step
+
+    def moved(self, keys: Collection[bytes]) -> Step[None]:
+        """Of the planned moves, those of these chunks are written and flushed (rule 1); the others failed, and nothing
+        of them is in flight."""
+        moves = self._tidying.moved(self._ticket + 1, keys)
+        effects = tuple(MoveChunk(move.before, move.after) for move in moves)
+        return self._step(None, effects, _Pending()) if effects else Step(None)
+
+    def leave_as_is(self) -> None:
+        """Something failed while the segment was made ready: it stays what it was."""
+        self._tidying.end()
+
+    def give_up(self) -> Step[None]:
+        """The segment that was made ready; unless somebody reads it, which is left in peace."""
+        record = self._tidying.end()
+        if not self.segments.may_give_up(record):
+            return Step(None)
+        given_up = self.segments.give_up(record.segment)
+        return self._step(None, (OpenSegment(given_up),), _Pending(given_up=given_up))
+
+    def own_pins(self) -> Counter[int]:
+        """Of writers, by segment, that are not grants'."""
+        return self._tidying.pins()
+
     # ---- time and outcomes ---------------------------------------------------------------------------------------
 
     def tick(self, now_s: float) -> None:
@@ -340,7 +403,7 @@ class Store:
     def adopt(self, record: SegmentRecord, chunks: Iterable[api.ChunkRecord]) -> None:
         """These chunks lie in this segment since an earlier life of the service; to be told once."""
         if self.segments.is_readable(record.segment, record.generation):
-            self._curator.stored(chunks)
+            self._curator.adopted(record.segment, chunks)
 
     def summarize(self, now_s: float) -> Step[None]:
         """Write the summaries that are due, a few at once. To be called now and then."""
@@ -359,6 +422,11 @@ class Store:
             self.counters["segments_summarized"] += 1
         if not pending.summarizing:
             self.saves.worked(opened=len(pending.opened))
+        self._curator.moved(self._tidying.settled(ticket, worked=True))
+        if pending.given_up is not None:
+            self.segments.given_up(pending.given_up)
+            self._curator.emptied(pending.given_up.segment)
+            self.counters["segments_given_up"] += 1
         for record in pending.opened:
             self.segments.opened(record)
             self._curator.emptied(record.segment)
@@ -367,7 +435,9 @@ class Store:
         for grant, chunk in pending.committing:
             self.grants.resolve(grant)
             self.counters["committed_chunks"] += 1
-            self.counters["committed_bytes"] += sum(shard.payload_bytes for shard in chunk.shards)
+            payload_bytes = sum(shard.payload_bytes for shard in chunk.shards)
+            self.counters["committed_bytes"] += payload_bytes
+            self._tidying.saved(payload_bytes)
         if pending.committing:
             self._curator.stored(chunk for _, chunk in pending.committing)
         for holder_id in pending.admitted:
@@ -391,6 +461,11 @@ class Store:
                 self.segments.summarized(record, worked=False)
             return
         self.saves.failed(now_s, reason, opened=len(pending.opened))
+        self._tidying.settled(ticket, worked=False)
+        if pending.given_up is not None:
+            self.segments.given_up(pending.given_up)
+            self._curator.emptied(pending.given_up.segment)
+        self._tidying.forget_openings(pending.opened)
         for record in pending.opened:
             self._opening.pop(record.segment, None)
             for grant in self.grants:
@@ -521,7 +596,7 @@ class Store:
             return api.ReserveResult(api.ReserveOutcome.NO_SPACE)
         extents: list[api.Extent] = []
         for lba_count in lba_counts:
-            extent = self._allocate(now_s, lba_count, pending)
+            extent = self._allocate(now_s, lba_count, pending, self._may_reclaim)
             if extent is not None:
                 extents.append(extent)
                 self.segments.pin_write(extent.segment)  # it must not be reclaimed for the next shard
@@ -546,15 +621,17 @@ class Store:
     def _lba_count(self, shard: api.ShardSize) -> int:
         return shard_lba_count(shard.unit_bytes, shard.unit_count, self.segments.geometry.lba_bytes)
 
-    def _allocate(self, now_s: float, lba_count: int, pending: _Pending) -> api.Extent | None:
+    def _allocate(
+        self, now_s: float, lba_count: int, pending: _Pending, may_reclaim: Callable[[int], bool]
+    ) -> api.Extent | None:
         allocation = self.segments.allocate(lba_count)
         record = None
         if allocation is None:
-            record = self.segments.open_next(now_s, self._may_reclaim)
+            record = self.segments.open_next(now_s, may_reclaim)
         if allocation is None and record is None:
             allocation = self.segments.allocate_elsewhere(lba_count)
         if allocation is None and record is None:
-            record = self.segments.open_elsewhere(now_s, self._may_reclaim)
+            record = self.segments.open_elsewhere(now_s, may_reclaim)
         if record is not None:
             pending.opened.append(record)
             self.counters["segments_opened"] += 1
@@ -568,3 +645,7 @@ class Store:
     def _may_reclaim(self, segment: int) -> bool:
         """Nothing is reclaimed until every holder of an earlier epoch has re-asserted itself or is fenced."""
         return self.holders.all_current()
+
+
+def _never(_: int) -> bool:
+    return False

@@ -13,6 +13,7 @@ from meshfusion.dpu.store.effects import (
     DeleteHolder,
     Effect,
     HolderRecord,
+    MoveChunk,
     NoteBudget,
     OpenSegment,
     PutChunk,
@@ -96,12 +97,20 @@ class IndexModel:
         self.epoch = 0
         self.was_durable: set[tuple[bytes, Extent]] = set()
         self.forgets_on_open = True  # a mutant turns it off
+        self.moves_blindly = False  # a mutant turns it on
 
     def apply(self, effects: Iterable[Effect]) -> None:
+        effects = tuple(effects)
+        counted = {effect.drive_number for effect in effects if isinstance(effect, NoteBudget)}
         for effect in effects:
+            if isinstance(effect, OpenSegment):  # giving one up counts against no budget
+                self.opened.update({drive_of_segment(effect.record.segment)} & counted)
             match effect:
                 case PutChunk(record):
                     self._put_chunk(record)
+                case MoveChunk(before, after):
+                    if self.moves_blindly or self.chunks.get(before.key) == before:
+                        self._put_chunk(after)
                 case DeleteChunk(key, extent):
                     found = self.chunks.get(key)
                     if found is not None and any(shard.extent == extent for shard in found.shards):
@@ -140,7 +149,6 @@ class IndexModel:
     def _open(self, record: SegmentRecord) -> None:
         must(record.generation > self.generation(record.segment), "a generation did not grow", record)
         self.segments[record.segment] = record
-        self.opened[drive_of_segment(record.segment)] += 1
         if self.forgets_on_open:
             self.chunks = {
                 key: chunk

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -10,6 +11,7 @@ from meshfusion.dpu.api import types as api
 from meshfusion.dpu.store.grants import GrantState
 from meshfusion.dpu.store.holders import HolderTable
 from meshfusion.dpu.store.store import Step, Store
+from meshfusion.dpu.store.tidying import Move, Place, Tidying
 from meshfusion.jbof.pool_addresses import drive_of_segment
 from meshfusion.jbof.segments import SegmentRecord, SegmentTable
 from meshfusion.jbof.shelf import Shelf, ShelfDrive
@@ -245,6 +247,38 @@ class CommitsWhatALostDriveWasGranted(Store):
         pass
 
 
+class GivesUpUnderReaders(SegmentTable):
+    def may_give_up(self, record: SegmentRecord) -> bool:
+        return self._segments[record.segment].generation == record.generation
+
+    def give_up(self, index: int) -> SegmentRecord:
+        segment = self._segments[index]
+        pins, segment.read_pins = segment.read_pins, 0
+        record = super().give_up(index)
+        segment.read_pins = pins
+        return record
+
+
+class _Unpinned(Tidying):
+    def plan(self, chunks: Iterable[api.ChunkRecord], place: Place) -> tuple[Move, ...]:
+        moves = super().plan(chunks, place)
+        for move in moves:
+            super()._unpin(move)
+        return moves
+
+    def _unpin(self, move: Move) -> None:
+        pass
+
+    def pins(self) -> Counter[int]:
+        return Counter()
+
+
+class DoesNotPinNewPlaces(Store):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._tidying.__class__ = _Unpinned
+
+
 MUTANTS_WITH_DRIVES: dict[str, Rules] = {
     "writes on a drive that may not be written any more": Rules(shelf=WritesOnAfterAStop),
     "offers what lies on a drive that is gone": Rules(shelf=OffersWhatIsGone),
@@ -279,6 +313,10 @@ MUTANTS: dict[str, Rules] = {
     "frees the place of a doubtful write": Rules(store=FreesDoubtful),
     "takes a free lock for a target's fence": Rules(store=TakesLockForFence),
     "does not wait for the drain": Rules(waits_for_drain=False),
+    "gives a segment up under readers": Rules(segments=GivesUpUnderReaders),
+    "does not pin the places that chunks are moved to": Rules(store=DoesNotPinNewPlaces),
+    "names a chunk's new place before the flush": Rules(flushes_moves=False),
+    "moves a chunk that was dropped or written anew": Rules(moves_blindly=True),
     "publishes before durable": Rules(shows_queued=True),
     "begins with a full budget after a restart": Rules(notes_budgets=False),
     "keeps chunks of a reopened segment": Rules(forgets_on_open=False),

@@ -50,6 +50,7 @@ EVENTS: dict[Callable[[World], None], float] = {
     lambda world: world.probe(): 2,
     lambda world: world.export(): 3,
     lambda world: world.bury(): 2,
+    lambda world: world.tidy(): 4,
 }
 FAULTS: dict[Callable[[World], None], float] = {
     _give_up_one: 0.5,
@@ -101,6 +102,10 @@ def wind_down(world: World) -> None:
         world.pass_time(OPTIONS.lease_ttl_s + OPTIONS.grant_ttl_s)
         world.probe()
         world.export()
+    assert world.tidying is not None
+    while not world.tidying.is_idle:
+        world.tidy()
+        world.sync()
     if world.has_budgets:
         world.pass_time(DAY_S)
     store = service.store

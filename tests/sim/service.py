@@ -27,7 +27,7 @@ SEGMENT_COUNT = 6
 MAX_EXTENT_LBA_COUNT = SHELVES[1][0].max_extent_lba_count
 CAPACITY_BYTES = SHELVES[1][0].capacity_bytes
 BUDGET_SEGMENTS = 4 * SEGMENT_COUNT  # a drive's in 24 hours, where it has a budget
-OPTIONS = StoreOptions(max_pinned_fraction=0.34, quarantine_max_fraction=0.5)
+OPTIONS = StoreOptions(max_pinned_fraction=0.34, quarantine_max_fraction=0.5, free_fraction=0.5)
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,9 @@ class Rules:
     """What runs; mutants replace parts of it. ``shows_queued``: does the index show what is not durable yet?
     ``waits_for_drain``: is a host called gone only when the target has finished its writes?
     ``tears_transactions``: does the index show one effect of a transaction before the others?
-    ``notes_budgets``: does a new life of the service know what was left of them?"""
+    ``notes_budgets``: does a new life of the service know what was left of them? ``flushes_moves``, ``moves_blindly``:
+    are chunks that were written again flushed before the index names the new place, and does it look whether it still
+    has the old one?"""
 
     store: type[Store] = Store
     segments: type[SegmentTable] = SegmentTable
@@ -45,6 +47,8 @@ class Rules:
     waits_for_drain: bool = True
     tears_transactions: bool = False
     notes_budgets: bool = True
+    flushes_moves: bool = True
+    moves_blindly: bool = False
 
 
 @dataclass

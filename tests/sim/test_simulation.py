@@ -20,6 +20,7 @@ MUST_HAPPEN = (
     "bundles accepted",
     "bundles refused",
     "chunks matched",
+    "chunks moved",
     "chunks read",
     "commits accepted",
     "commits refused",

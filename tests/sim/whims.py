@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+from meshfusion.dpu.api import types as api
 from meshfusion.dpu.store.curator import Offer, WritesEverything
 from meshfusion.dpu.store.segments import Segments
 
@@ -22,6 +23,11 @@ class Whims(WritesEverything):
         self, now_s: float, holder_id: str, identity: bytes, offers: Sequence[Offer], budget_level: float
     ) -> list[int | None]:
         return [None if self._rng.random() < self.refusal_rate else 0 for _ in offers]
+
+    def worth_keeping(
+        self, now_s: float, chunks: Sequence[api.ChunkRecord], allowed_bytes: int
+    ) -> list[api.ChunkRecord]:
+        return [chunk for chunk in chunks if self._rng.random() < 0.5]
 
     def tend(self, now_s: float) -> None:
         for segment in self._numbers:

@@ -19,6 +19,7 @@ from tests.sim import host as hosts
 from tests.sim.host import Host, Work
 from tests.sim.medium import IndexModel, Medium, Token, must
 from tests.sim.service import BUDGET_SEGMENTS, CAPACITY_BYTES, OPTIONS, SHELVES, Rules, Service
+from tests.sim.tidying import TidyRun
 from tests.sim.whims import REFUSAL_RATE
 
 HOST_COUNT = 4
@@ -51,6 +52,8 @@ class World:
         self.medium = Medium()
         self.index = IndexModel()
         self.index.forgets_on_open = self.rules.forgets_on_open
+        self.index.moves_blindly = self.rules.moves_blindly
+        self.tidying: TidyRun | None = None
         self.life = 0
         self.service: Service | None = None
         self.failing_until_s = 0.0
@@ -87,13 +90,14 @@ class World:
             refusal_rate=REFUSAL_RATE if self.refuses_some else 0.0,
             has_budgets=self.has_budgets,
         )
+        self.tidying = TidyRun(self.service, self.medium, self.rng, flushes=self.rules.flushes_moves)
         self.probe()
 
     def crash_service(self) -> None:
         if self.service is None:
             return
         self.service.crash(self.rng)
-        self.service = None
+        self.service = self.tidying = None
         self.absent.clear()  # they are there again, or the next life starts without them
         self.check_bundles()
         self.leased.clear()  # leases live in memory; a stale read is caught by its digest (rule 4)
@@ -151,6 +155,11 @@ class World:
     def empty_some(self) -> None:
         if self.service is not None and len(self.drives) > 1:
             self.service.forget_some(self.rng.choice(list(self.service.drives)).drive_number)
+
+    def tidy(self) -> None:
+        if self.tidying is not None and self.tidying.step is not None:
+            self.tidying.step(self.now_s)
+            self.seen["chunks moved"] += len(self.tidying.moves)
 
     def probe(self) -> None:
         service = self.service
@@ -302,6 +311,9 @@ class World:
         for leased in self.leased.values():
             hit = any(shard.extent.segment == segment for chunk in leased.chunks for shard in chunk.shards)
             must(not hit, "opened under a reader", segment, leased)
+        for move in self.tidying.moves if self.tidying is not None else ():
+            hit = any(shard.extent.segment == segment for shard in move.after.shards)
+            must(not hit, "opened while a chunk was moved there", segment, move)
         self.seen["openings"] += 1
         self.seen["reclaims"] += segment in self.index.segments
         for drive in self.service.drives if self.service is not None else ():
@@ -377,6 +389,7 @@ class World:
         must(total == sum(drive.segment_count for drive in drives), "segment counts do not add up", counts)
         reads: Counter[int] = Counter(s for lease in store.leases for s in lease.segments)
         writes: Counter[int] = Counter(e.segment for grant in store.grants for e in grant.extents)
+        writes += store.own_pins()
         for segment in (segment for drive in drives for segment in drive.segments):
             pins = store.segments.pins(segment)
             must(pins == (reads[segment], writes[segment]), "pins do not match", segment, pins, reads, writes)

@@ -82,6 +82,7 @@ def _open_pool(config: ServiceConfig, damaged: Callable[[FormatError], None], *,
         **config.leases.model_dump(),
         policy=Policy(config.medium.policy),
         drive_writes_per_day=config.medium.drive_writes_per_day,
+        free_fraction=config.medium.free_fraction,
     )
     pool = Pool.open(
         config.pool.path,

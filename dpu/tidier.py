@@ -1,0 +1,97 @@
+"""The thread that keeps segments free ahead of need: see :mod:`~meshfusion.dpu.store.tidying` for the steps."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from typing import Final, Protocol
+
+from meshfusion.dpu.api.types import ChunkRecord
+from meshfusion.dpu.chunk_mover import ChunkMover, MovingMedium
+from meshfusion.dpu.index import Index
+from meshfusion.dpu.store.store import Step, Store
+from meshfusion.jbof.errors import MeshFusionError
+
+logger = logging.getLogger("meshfusion.tidying")
+
+INTERVAL_S: Final = 0.5
+DURABLE_S: Final = 60.0
+
+
+class Wait(Protocol):
+    def __call__(self, step: Step[object], deadline_s: float) -> object: ...
+
+
+class Tidier:
+    """``submit`` and ``wait``: the pool's, of a step's effects; ``submit`` under ``mutex``. ``drives``: those that are
+    here, by namespace."""
+
+    def __init__(
+        self,
+        store: Store,
+        index: Index,
+        mover: ChunkMover,
+        *,
+        drives: Callable[[], Mapping[int, MovingMedium]],
+        mutex: threading.Lock,
+        submit: Callable[[Step[object]], None],
+        wait: Wait,
+        clock: Callable[[], float],
+    ) -> None:
+        self._store, self._index, self._mover = store, index, mover
+        self._drives, self._mutex = drives, mutex
+        self._submit, self._wait, self._clock = submit, wait, clock
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="meshfusion-tidy", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        """After the segment that it is at."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stop.wait(INTERVAL_S):
+            try:
+                while not self._stop.is_set() and self.tidy_one():
+                    pass
+            except MeshFusionError as error:
+                logger.warning("a segment was not given up: %s", error)
+
+    def tidy_one(self) -> bool:
+        """Give one segment up; False when enough are free, or none can be. Raises what the medium raises, and then the
+        segment stays what it was."""
+        with self._mutex:
+            record = self._store.begin_tidying(self._clock())
+        if record is None:
+            return False
+        try:
+            self._move(self._index.chunks_in(record) or [])
+        except BaseException:
+            with self._mutex:
+                self._store.leave_as_is()
+            raise
+        with self._mutex:
+            step = self._store.give_up()
+            self._submit(step)
+        self._wait(step, DURABLE_S)
+        return bool(step.effects)
+
+    def _move(self, chunks: list[ChunkRecord]) -> None:
+        """Those that are worth it. Whatever happens, the store is told of every one that it planned."""
+        written: frozenset[bytes] = frozenset()
+        try:
+            with self._mutex:
+                plan = self._store.plan_moves(self._clock(), chunks)
+                self._submit(plan)
+            self._wait(plan, DURABLE_S)
+            written = self._mover.carry_out(plan.reply, self._drives())
+        finally:
+            with self._mutex:
+                step = self._store.moved(written)
+                self._submit(step)
+        self._wait(step, DURABLE_S)
