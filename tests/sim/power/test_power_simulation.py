@@ -74,7 +74,11 @@ def test_rot_misdirected_and_lost_writes_are_never_served() -> None:
     seen = run_all(0, 30, faults=ROT)
     assert min(seen["found by their digests"], seen["extents refused"], seen["loads"]) > 0
     assert run_all(0, 30, faults=Faults(lost=0.03, misdirected=0.03))["dropped for their digests"] > 0
-    run_all(0, 20, faults=ROT, drive_count=DRIVES)
+
+
+def test_rot_of_one_of_several_drives_is_never_served() -> None:
+    seen = run_all(0, 15, faults=ROT, drive_count=DRIVES)
+    assert min(seen["found by their digests"], seen["extents refused"], seen["loads"]) > 0
 
 
 def test_a_seed_is_a_history() -> None:
