@@ -117,10 +117,9 @@ class DriveLives:
 
     def saw(self, now_s: float, number: int, event: Event) -> Told:
         drive = self._drives[number]
-        was_draining = drive.life.is_draining
         drive.life, effects = advance(drive.life, max(now_s, drive.life.now_s), event)
-        if drive.life.is_draining and not was_draining:
-            drive.empty_by_s = now_s + self._drain_s
+        if not drive.life.is_draining:
+            drive.empty_by_s = math.inf  # it is set when emptying begins
         alarms = tuple(effect for effect in effects if isinstance(effect, Alarm))
         return Told(alarms, any(isinstance(effect, Check) for effect in effects))
 
@@ -162,7 +161,9 @@ class DriveLives:
     def to_empty_now(self, now_s: float, number: int, left: int, interval_s: float) -> int:
         """Of ``left`` segments, how many to forget until the next time, which is in ``interval_s``: evenly over the
         time that emptying may take, for what is forgotten at once is computed at once."""
-        intervals = max(1.0, (self._drives[number].empty_by_s - now_s) / interval_s)
+        drive = self._drives[number]
+        drive.empty_by_s = min(drive.empty_by_s, now_s + self._drain_s)
+        intervals = max(1.0, (drive.empty_by_s - now_s) / interval_s)
         return min(left, math.ceil(left / intervals))
 
 

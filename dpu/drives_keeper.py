@@ -7,11 +7,12 @@ of their own, since one at a drive that hangs may not hold up those at the other
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from meshfusion.dpu.drive_health import ReadHealth, domain_of
@@ -193,8 +194,11 @@ class DrivesKeeper:
             drives.apply()
 
     def _take_back(self) -> None:
-        """Those that are there again, as owned and compared as at the start of the service."""
-        with self._changes:
+        """Those that are there again, as owned and compared as at the start of the service. An operator's change that
+        takes its time does not hold up the watch: then they wait for the next round."""
+        with self._unless_changing() as may_change:
+            if not may_change:
+                return
             with self._mutex:
                 back = [s for s in self._drives.sought() if self._drives.lives.is_awaiting_check(s.number)]
             for sought in back:
@@ -217,8 +221,8 @@ class DrivesKeeper:
         self._health_from_s = now_s + self._drives.options.health_interval_s
         with self._mutex:
             paths = {sought.number: sought.path for sought in self._drives.sought() if sought.open is not None}
-        with self._changes:
-            lost = [number for number in paths if self._drives.owners.has_lost(number)]
+        with self._unless_changing() as may_ask:
+            lost = [number for number in paths if may_ask and self._drives.owners.has_lost(number)]
         found = self._read_health(paths)
         with self._mutex:
             for number in lost:
@@ -227,6 +231,15 @@ class DrivesKeeper:
                 if drive.health is not None and number in self._drives.lives.numbers:
                     endurance_bytes = drive.endurance.estimate_bytes if drive.endurance else 0
                     self._drives.has_health(now_s, number, drive.health, endurance_bytes, domain_of(drive))
+
+    @contextlib.contextmanager
+    def _unless_changing(self) -> Iterator[bool]:
+        is_held = self._changes.acquire(blocking=False)
+        try:
+            yield is_held
+        finally:
+            if is_held:
+                self._changes.release()
 
     # ---- emptying ------------------------------------------------------------------------------------------------
 

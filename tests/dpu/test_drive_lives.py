@@ -110,10 +110,12 @@ def test_a_few_slow_commands_are_not_the_95th_percentile() -> None:
     assert lives.use(0) == WRITTEN
 
 
-@given(segments=st.integers(1, 500), interval_s=st.sampled_from([1.0, 5.0, 30.0, 200.0]))
-def test_emptying_takes_its_time_and_no_longer(segments: int, interval_s: float) -> None:
-    lives = lives_of(2)
-    lives.saw(10.0, 1, Drain())
+@given(segments=st.integers(1, 500), interval_s=st.sampled_from([1.0, 5.0, 30.0, 200.0]), goes_on=st.booleans())
+def test_emptying_takes_its_time_and_no_longer(segments: int, interval_s: float, goes_on: bool) -> None:
+    lives = lives_of(1)
+    lives.begin(1, label_identity(b"\1" * 16), is_draining=goes_on)
+    if not goes_on:
+        lives.saw(10.0, 1, Drain())
     left, now_s, most = segments, 10.0, 0
     while left:
         count = lives.to_empty_now(now_s, 1, left, interval_s)
