@@ -60,6 +60,18 @@ class OwnerLock:
         os.close(self.directory_fd)
 
 
+def announced_address(layout: PoolLayout) -> str:
+    """Where the pool's owner serves it, or its last one did; "" when that is not known."""
+    try:
+        descriptor = os.open(layout.lock, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return ""
+    try:
+        return _owner(descriptor)[1]
+    finally:
+        os.close(descriptor)
+
+
 @contextlib.contextmanager
 def lock_data(layout: PoolLayout, path: Path) -> Iterator[None]:
     """Hold a drive that is to become one of the pool's. Raises PoolBusyError when another pool has it."""
