@@ -14,7 +14,7 @@ from meshfusion.jbof.pool_addresses import namespace_of, pool_lba, split_pool_lb
 
 
 class PoolData:
-    """``files``: by namespace, at least one; it owns them. One thread writes and flushes."""
+    """``files``: by namespace, at least one; it owns them. Threads write, and one flushes when they have."""
 
     def __init__(self, files: Mapping[int, DataFile]) -> None:
         assert files, "a pool without data"

@@ -1,10 +1,11 @@
 """How close does the store come to the medium? Saves and loads through service and path, with no network, against fio.
 
-Both write the same file, emptied before each: blocks of the same size, one at a time, and a flush after the same number
-of bytes; then both read them again with the same number of threads. Ours are chunks of one unit: each is reserved in
-the pool (this process has it open), digested, written with its header, flushed and committed, and the next batch waits
-while one is written, as an engine's worker does it; then whole prompts are matched, read, and every unit is proven by
-its digest in KV memory. fio's reads are once of the same size, and once of the size that a load reads at once.
+Both write the same file, emptied before each: blocks of the same size, and a flush after the same number of bytes;
+fio one at a time, ours by a worker's savers, of which one prepares while another writes. Then both read them again
+with the same number of threads. Ours are chunks of one unit: each is reserved in the pool (this process has it open),
+digested, written with its header, flushed and committed, and the next batch waits while one is written, as an
+engine's worker does it; then whole prompts are matched, read, and every unit is proven by its digest in KV memory.
+fio's reads are once of the same size, and once of the size that a load reads at once.
 
 Needs fio: ``apt install fio``.
 """
