@@ -99,6 +99,10 @@ class BlockMedium:
     max_units: int
     is_digest_right: IsDigestRight
 
+    @property
+    def save_depth(self) -> int:
+        return 2
+
     def units_pieces(self, layout: GroupLayout, run_offsets: I64) -> Iterable[list[memoryview]]:
         """For each unit the memory of its runs, in canonical order. ``run_offsets``: int64[units, runs]."""
         view, run_bytes = self.memory.data, layout.run_bytes

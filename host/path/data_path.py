@@ -9,13 +9,13 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
 
 from meshfusion.host.path.cpus import Cpus, use_cpus
 from meshfusion.host.path.load_job import LoadJob, UnitFailure, UnitRead
 from meshfusion.host.path.medium import Loader, Medium, Saver, WriteInDoubtError
+from meshfusion.host.path.movers import Savers, each_by_the_next, made_or_why_not
 from meshfusion.host.path.path_kind import PathKind
 from meshfusion.host.path.pool_data import DriveNotOpenError
 from meshfusion.host.path.shards import ShardWrite, ShardWritten, WriteFate
@@ -23,8 +23,6 @@ from meshfusion.host.path.spans import Span, spans_of
 from meshfusion.jbof.errors import MeshFusionError
 
 logger = logging.getLogger("meshfusion.path")
-
-Mover = TypeVar("Mover")
 
 
 @dataclass(slots=True)
@@ -102,11 +100,11 @@ class DataPath:
 
     def _load_loop(self) -> None:
         self._settle()
-        loader = _made(self._medium.loader)
+        loader = made_or_why_not(self._medium.loader)
         try:
             while (part := self._spans.get()) is not None:
                 if isinstance(loader, MeshFusionError):
-                    loader = _made(self._medium.loader)
+                    loader = made_or_why_not(self._medium.loader)
                 self._load_span(*part, loader)
         finally:
             if not isinstance(loader, MeshFusionError):
@@ -162,24 +160,23 @@ class DataPath:
 
     def _save_loop(self) -> None:
         self._settle()
-        saver = _made(self._medium.saver)
+        savers = Savers(self._medium)
         try:
             while (batch := self._writes.get()) is not None:
-                if isinstance(saver, MeshFusionError):
-                    saver = _made(self._medium.saver)
-                for result in self._save_batch(batch, saver):
+                for result in self._save_batch(batch, savers):
                     self._written.put(result)
         finally:
-            if not isinstance(saver, MeshFusionError):
-                saver.close()
+            savers.close()
             self._thread_ends()
 
-    def _save_batch(self, batch: tuple[ShardWrite, ...], saver: Saver | MeshFusionError) -> list[ShardWritten]:
-        if isinstance(saver, MeshFusionError):
-            return [_failed(write, saver.message) for write in batch]
-        results = [self._save_one(write, saver) for write in batch]
+    def _save_batch(self, batch: tuple[ShardWrite, ...], savers: Savers) -> list[ShardWritten]:
+        made = savers.made(len(batch))
+        if isinstance(made, MeshFusionError):
+            return [_failed(write, made.message) for write in batch]
+        results = each_by_the_next(made, batch, self._save_one)
         try:
-            saver.flush()  # rule 1: durable before anybody may commit
+            for saver in made:
+                saver.flush()  # rule 1: durable before anybody may commit
         except MeshFusionError as error:
             return [_not_durable(result, error.message) for result in results]
         except Exception as error:  # whatever it was, nothing of this batch is known to be durable
@@ -244,17 +241,6 @@ class DataPath:
             self._threads_left -= 1
             if self._threads_left == 0:
                 self._medium.close()
-
-
-def _made(make: Callable[[], Mover]) -> Mover | MeshFusionError:
-    """What a thread moves bytes with, or why there is none yet: whoever asks is answered all the same."""
-    try:
-        return make()
-    except MeshFusionError as error:
-        return error
-    except Exception as error:
-        logger.exception("a thread of a path cannot begin")
-        return MeshFusionError(f"a thread of a path cannot begin: {error!r}", next_step="report this as a bug")
 
 
 def _failed(write: ShardWrite, reason: str) -> ShardWritten:

@@ -42,17 +42,21 @@ class Saver(Protocol):
         ...
 
     def flush(self) -> None:
-        """Everything written before is durable when this returns."""
+        """Everything written before is durable when this returns. Called when no saver writes."""
         ...
 
     def close(self) -> None: ...
 
 
 class Medium(Protocol):
-    """``read_lbas``: how much of it a loader takes in at a time, at most."""
+    """``read_lbas``: how much of it a loader takes in at a time, at most. ``save_depth``: how many savers write at a
+    time: while one waits for the medium, another gathers and digests."""
 
     @property
     def read_lbas(self) -> int: ...
+
+    @property
+    def save_depth(self) -> int: ...
 
     def loader(self) -> Loader: ...
 

@@ -18,7 +18,7 @@ class DriveNotOpenError(MediaError):
 
 
 class PoolData:
-    """``files``: by namespace, at least one; it owns them. One thread writes and flushes."""
+    """``files``: by namespace, at least one; it owns them. Threads write, and one flushes when they have."""
 
     def __init__(self, files: Mapping[int, DataFile]) -> None:
         assert files, "a pool without data"

@@ -135,6 +135,7 @@ class RdmaMedium:
         self.is_digest_right = is_digest_right
         unit_lbas = [-(-layout.unit_bytes // lba_bytes) for layout in layouts]
         self.read_lbas = max(*unit_lbas, read_bytes // lba_bytes)
+        self.save_depth = 1
         self._slack_bytes = [
             count * lba_bytes - layout.unit_bytes for count, layout in zip(unit_lbas, layouts, strict=True)
         ]

@@ -118,6 +118,11 @@ class StagedMedium:
     def read_lbas(self) -> int:
         return self.part_lbas * self.memory.load_depth
 
+    @property
+    def save_depth(self) -> int:
+        """A device copies by itself, and what several copies at once do to it was not tried."""
+        return 1 if self.memory.place.device else 2
+
     def loader(self) -> StagedLoader:
         return StagedLoader(self)
 

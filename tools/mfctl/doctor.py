@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from meshfusion.host.kv.versions import SUPPORTED_MINORS
 from meshfusion.jbof.errors import MeshFusionError
 from meshfusion.tools.mfctl.doctor_gpu import check_gpus
+from meshfusion.tools.mfctl.doctor_service import check_service
 from meshfusion.tools.mfctl.engines_off import check_engines
 from meshfusion.tools.mfctl.findings import Finding, State
 from meshfusion.tools.mfctl.output import format_bytes
@@ -217,6 +218,7 @@ def check_pool(path: Path) -> Iterator[Finding]:
     yield _check_space(folder, exists=exists)
     if exists:
         yield _check_opening(path)
+        yield from check_service(path)
 
 
 def _check_opening(path: Path) -> Finding:

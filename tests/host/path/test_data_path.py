@@ -40,6 +40,7 @@ class RefusingMedium:
     """``error``: what making a mover raises, while it is set: memory cannot be registered, say."""
 
     read_lbas = 1
+    save_depth = 1
 
     def __init__(self, error: Exception | None) -> None:
         self.error = error
