@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from meshfusion.jbof.policy.chain import Floats, Indexes
-from meshfusion.jbof.policy.reuse_classes import CLASS_COUNT, family_of_classes, next_classes
+from meshfusion.jbof.policy.reuse_classes import CLASS_COUNT, INHERITED, family_of_classes, next_classes
 from meshfusion.jbof.policy.use_history import Bytes
 
 AGES = 28
@@ -68,7 +68,8 @@ class ReuseModel:
 
     def _rates(self) -> Floats:
         """Uses per second by class and age: a class without data behaves like its family, that like all."""
-        all_events, all_exposure_s = self._events.sum(axis=0), self._exposure_s.sum(axis=0)
+        known = slice(0, INHERITED)  # the age of what was found at the start is a guess, and says nothing about others
+        all_events, all_exposure_s = self._events[known].sum(axis=0), self._exposure_s[known].sum(axis=0)
         base = (all_events + FIRST_EVENTS) / (all_exposure_s + FIRST_EVENTS / _FIRST_RATES)
         families = int(self._families.max()) + 1
         events, exposure_s = np.zeros((families, AGES)), np.zeros((families, AGES))
