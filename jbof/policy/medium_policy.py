@@ -40,13 +40,21 @@ class Admissions:
 
 @dataclass(frozen=True, slots=True)
 class SegmentStats:
-    """A sealed segment that may be reclaimed now: ``chunk_count`` fit into it, ``density_sum`` is of those still there
-    (see ``densities``)."""
+    """A sealed segment that may be reclaimed now: room for ``chunk_count`` is gained, and ``density_sum`` is lost.
+
+    Chunks that are written again (see ``keep``) count in neither; a store that does not look at them counts all that
+    fit and all that are there. Densities are those of ``densities``.
+    """
 
     segment: int
     chunk_count: int
     density_sum: float
     opened_seq: int
+
+    @property
+    def density(self) -> float:
+        """What a chunk's room in it costs."""
+        return self.density_sum / self.chunk_count if self.chunk_count else float("inf")
 
 
 class MediumPolicy(Protocol):
@@ -65,14 +73,21 @@ class MediumPolicy(Protocol):
     def is_held(self, group: int, keys: Keys) -> npt.NDArray[np.bool_]:
         """Which of these are on the medium, as far as it was told and remembers."""
 
-    def admit(self, chain: Chain, offered: Indexes, now_s: float, budget_level: float) -> Admissions:
+    def admit(
+        self, chain: Chain, offered: Indexes, now_s: float, budget_level: float, room_density: float = 0.0
+    ) -> Admissions:
         """Which of a chain's chunks to write: at reserve time, for those (ascending) that the engine offers.
 
-        ``budget_level``: how much of the drive's writes is left, 0 to 1 (:class:`WriteBudget`).
+        ``budget_level``: how much of the drive's writes is left, 0 to 1 (:class:`WriteBudget`). ``room_density``: of
+        the segment that would be reclaimed next (:attr:`SegmentStats.density`), 0 while there are free ones.
         """
 
     def on_stored(self, group: int, keys: Keys) -> None:
         """These chunks are on the medium now."""
+
+    def on_found(self, group: int, keys: Keys, chunk_tokens: int, chunk_bytes: int, age_s: float, now_s: float) -> None:
+        """These chunks are on the medium since before this policy began, used ``age_s`` ago or earlier, as far as is
+        known: the age of their segment will do."""
 
     def on_dropped(self, group: int, keys: Keys) -> None:
         """These chunks are on the medium no more."""
@@ -87,4 +102,7 @@ class MediumPolicy(Protocol):
         """The segment to reclaim, of one or more; a store with many segments may pass only some of them."""
 
     def keep(self, densities: Floats, budget_chunks: int) -> npt.NDArray[np.bool_]:
-        """Which chunks of a victim to write again, ``budget_chunks`` at most; their lifetime class is the longest."""
+        """Which chunks of a victim to write again, ``budget_chunks`` at most, to segments of their own.
+
+        ``densities``: shape (..., chunks), of one victim or of some that might be.
+        """

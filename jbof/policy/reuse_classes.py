@@ -22,7 +22,9 @@ BRANCH = FRESH + LENGTHS
 GROWTH = BRANCH + LENGTHS
 USED = GROWTH + PACES * TURNS
 PARTIAL = USED + USES * PACES
-CLASS_COUNT = PARTIAL + 1
+INHERITED = PARTIAL + 1
+"""Chunks found on the medium whose uses nobody remembers."""
+CLASS_COUNT = INHERITED + 1
 
 _FIRST_LENGTH_TOKENS = 512  # the shortest prompts; each further class is twice as long
 _FIRST_PACE_LOG2_S = 4.0  # a use every 16 s or faster; each further class is half as fast
@@ -37,7 +39,8 @@ def family_of_classes() -> Indexes:
         + [1] * LENGTHS
         + [2] * (PACES * TURNS)
         + [3 + use for use in range(USES) for _ in range(PACES)]
-        + [3 + USES],
+        + [3 + USES]
+        + [4 + USES],
         np.intp,
     )
 
@@ -47,7 +50,7 @@ def next_classes() -> Indexes:
     after_first = [USED + PACES // 2] * (2 * LENGTHS)
     after_growth = [USED + pace for pace in range(PACES) for _ in range(TURNS)]
     after_used = [USED + min(use + 1, USES - 1) * PACES + pace for use in range(USES) for pace in range(PACES)]
-    return np.array([*after_first, *after_growth, *after_used, PARTIAL], np.intp)
+    return np.array([*after_first, *after_growth, *after_used, PARTIAL, USED + PACES // 2], np.intp)
 
 
 def pace_after(uses: Indexes, pace_log2_s: Floats, gap_s: Floats) -> Floats:

@@ -12,13 +12,12 @@ from __future__ import annotations
 import numpy as np
 
 from meshfusion.jbof.policy.chain import Floats, Indexes
-from meshfusion.jbof.policy.reuse_classes import CLASS_COUNT, family_of_classes, next_classes
+from meshfusion.jbof.policy.reuse_classes import CLASS_COUNT, INHERITED, family_of_classes, next_classes
 from meshfusion.jbof.policy.use_history import Bytes
 
 AGES = 28
 AGE_EDGES_S = np.concatenate([[0.0], 2.0 ** (np.arange(AGES) / 2)])  # [0, 1, 1.4, 2, ... 11585]
 MAX_AGE_S = float(AGE_EDGES_S[-1])
-FADING = 0.98
 PRIOR_EVENTS = 30.0
 CONTINUATION = 0.7
 FIRST_EVENTS = 3.0
@@ -53,7 +52,7 @@ class ReuseModel:
         """Chunks of these classes were seen to grow from one age to another."""
         self._exposure_s += _time_by_age(classes, to_s) - _time_by_age(classes, from_s)
 
-    def refresh(self, price_per_s: float) -> None:
+    def refresh(self, price_per_s: float, fading: float = 1.0) -> None:
         """Make the tables anew, with ``price_per_s`` what a second of a chunk's room yields otherwise; then fade."""
         survival, room_s = _survival(self._rates())
         rewards = 1.0 + CONTINUATION * self.gain[self._next, 0]
@@ -64,12 +63,13 @@ class ReuseModel:
         gains = np.where(is_later, hits - price_per_s * room, 0.0)
         self.gain = np.maximum(gains.max(axis=2), 0.0) / np.maximum(survival[:, :-1], 1e-9)
         self.stay_s = AGE_EDGES_S[gains[:, 0, :].argmax(axis=1)]
-        self._events *= FADING
-        self._exposure_s *= FADING
+        self._events *= fading
+        self._exposure_s *= fading
 
     def _rates(self) -> Floats:
         """Uses per second by class and age: a class without data behaves like its family, that like all."""
-        all_events, all_exposure_s = self._events.sum(axis=0), self._exposure_s.sum(axis=0)
+        known = slice(0, INHERITED)  # the age of what was found at the start is a guess, and says nothing about others
+        all_events, all_exposure_s = self._events[known].sum(axis=0), self._exposure_s[known].sum(axis=0)
         base = (all_events + FIRST_EVENTS) / (all_exposure_s + FIRST_EVENTS / _FIRST_RATES)
         families = int(self._families.max()) + 1
         events, exposure_s = np.zeros((families, AGES)), np.zeros((families, AGES))

@@ -1,7 +1,8 @@
 """When was a chunk last used, how often, at what pace: a table of bounded size for chunks held or not.
 
-A bucket of :data:`WAYS` entries for each hash; a new key takes the place of the entry used longest ago. An entry is ten
-bytes. What was displaced is unknown again, which is what "used before all that is remembered" means to a policy.
+A bucket of :data:`WAYS` entries for each hash; a new key takes the place of the entry used longest ago, of a chunk that
+is not held if there is one. An entry is ten bytes. What was displaced is unknown again, which is what "used before all
+that is remembered" means to a policy.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class UseHistory:
         return slots, same.any(axis=1)
 
     def places(self, keys: Keys, taken: Indexes) -> Indexes:
-        """Slots for new keys: empty, or used longest ago, and none of ``taken``.
+        """Slots for new keys: empty, or used longest ago (those that are not resident first), and none of ``taken``.
 
         Each key gets another slot while its bucket has enough of them; what is left over shares the last.
         """
@@ -79,7 +80,8 @@ class UseHistory:
         ways = buckets[:, None] + np.arange(WAYS)
         self._is_taken[taken] = True
         last_ticks = np.where(self._classes[ways] != EMPTY_CLASS, self._last_ticks[ways].astype(np.int64), -1)
-        last_ticks[self._is_taken[ways]] = 1 << 32
+        last_ticks[(self._uses[ways] & _RESIDENT) != 0] += 1 << 32
+        last_ticks[self._is_taken[ways]] = 1 << 34
         self._is_taken[taken] = False
         order = np.argsort(last_ticks, axis=1, kind="stable")
         way = order[np.arange(len(keys)), np.minimum(_rank_among_equals(buckets), WAYS - 1)]

@@ -14,6 +14,7 @@ from pathlib import Path
 import click
 
 from meshfusion.tools.sim.figures import Figures
+from meshfusion.tools.sim.restart import Restart, second_half
 from meshfusion.tools.sim.run import POLICIES, SimSettings, run_policy, size_blocks
 from meshfusion.tools.sim.trace import SESSION_GAP_S, Trace, read_traces
 
@@ -24,7 +25,11 @@ SIZES = ("1%", "5%", "20%")
 @click.argument("folder", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.option("--policy", "policies", multiple=True, type=click.Choice(POLICIES), default=POLICIES)
 @click.option("--set", "chosen", multiple=True, help="Only these sets, by name.")
-def main(folder: Path, policies: tuple[str, ...], chosen: tuple[str, ...]) -> None:
+@click.option("--size", "sizes", multiple=True, default=SIZES, help="Only these sizes.")
+@click.option("--restart", is_flag=True, help="Instead: the second half of each trace, with and without a restart.")
+def main(
+    folder: Path, policies: tuple[str, ...], chosen: tuple[str, ...], sizes: tuple[str, ...], restart: bool
+) -> None:
     """Print a Markdown table, a row as soon as it is known."""
     columns = "| trace | size | policy | hits | usable hits | tokens | writes per access | app WA |"
     click.echo(f"{columns}\n|{'---|' * 8}")
@@ -32,8 +37,8 @@ def main(folder: Path, policies: tuple[str, ...], chosen: tuple[str, ...]) -> No
         if chosen and name not in chosen:
             continue
         trace = read_traces(paths, SESSION_GAP_S)
-        for size in SIZES:
-            for figures in run_size(trace, size, policies):
+        for size in sizes:
+            for figures in run_restarts(trace, size) if restart else run_size(trace, size, policies):
                 click.echo(f"| {name} | {size} | {row(figures)} |")
                 sys.stdout.flush()
 
@@ -52,6 +57,13 @@ def run_size(trace: Trace, size: str, policies: tuple[str, ...]) -> Iterator[Fig
     capacity_blocks = size_blocks(size, trace, settings.bytes_per_token * trace.block_tokens)
     for policy in policies:
         yield run_policy(trace, policy, capacity_blocks, settings)
+
+
+def run_restarts(trace: Trace, size: str) -> Iterator[Figures]:
+    settings = SimSettings()
+    capacity_blocks = size_blocks(size, trace, settings.bytes_per_token * trace.block_tokens)
+    for restart in Restart:
+        yield second_half(trace, capacity_blocks, settings, restart)
 
 
 def row(figures: Figures) -> str:

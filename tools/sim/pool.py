@@ -12,13 +12,16 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from meshfusion.jbof.policy.chain import Chain, Floats, Keys
+from meshfusion.jbof.policy.chain import Chain, Floats, Indexes, Keys
 from meshfusion.jbof.policy.medium_policy import MediumPolicy
 from meshfusion.jbof.policy.write_budget import WriteBudget
 from meshfusion.tools.sim.figures import Figures, HitCount
 from meshfusion.tools.sim.trace import Ids, Trace
 
 GROUP = 0
+STEP_TOKENS = 8192
+"""An engine computes a prompt in steps of so many tokens, and offers what is new in each."""
+
 _VICTIM_SHARE = 64  # of the capacity: so many victims are chosen at once
 
 
@@ -31,6 +34,9 @@ class Medium(Protocol):
 
     def matched(self, blocks: Ids, now_s: float) -> None:
         """A request asked for these."""
+
+    def room_density(self, now_s: float) -> float:
+        """See :meth:`MediumPolicy.admit`."""
 
     def write(self, blocks: Ids, lifetimes: npt.NDArray[np.int8], now_s: float) -> int:
         """Make room and write the first n of these blocks, in order; returns n."""
@@ -60,38 +66,48 @@ def simulate(
 ) -> Figures:  # fmt: skip
     """Replay ``trace``. ``budget``: of writes, for the whole pool. ``progress``: gets the number of accesses done."""
     count = HitCount(trace.block_tokens)
-    policy = blocks.policy
     admitted = 0
     for request in trace.requests:
         ids, now_s = request.blocks, request.time_s
         blocks.positions[ids] = np.arange(len(ids))
         chain = blocks.chain(ids, request.input_tokens)
-        policy.on_match(chain, now_s)
+        blocks.policy.on_match(chain, now_s)
+        blocks.policy.refresh_if_due(now_s)  # what is computed is offered later
         medium.matched(ids, now_s)
         held = medium.is_held(ids)
         first_miss = len(ids) if held.all() else int(held.argmin())
         count.add(len(ids), int(held.sum()), first_miss, request.input_tokens)
-        missing = np.flatnonzero(~held)
-        if len(missing):
-            level = budget.level(now_s) if budget else 1.0
-            answer = policy.admit(chain, missing, now_s, level)
-            # A block that stands twice in one prompt is written once.
-            chosen = np.unique(ids[missing][answer.admitted], return_index=True)[1]
-            chosen.sort()
-            if budget:
-                chosen = chosen[: budget.left_bytes(now_s) // blocks.block_bytes]
-            written = medium.write(
-                ids[missing][answer.admitted][chosen], answer.lifetimes[answer.admitted][chosen], now_s
-            )
-            if budget:
-                is_taken = budget.take(written * blocks.block_bytes, now_s)
-                assert is_taken, written
-            admitted += written
+        admitted += _write_missed(blocks, medium, chain, ids, np.flatnonzero(~held), now_s, budget)
         progress(len(ids))
     return Figures(
         name, capacity_blocks, blocks.block_bytes, trace.duration_s, count.accesses, count.hits, count.usable,
         count.input_tokens, count.usable_tokens, admitted, medium.rewritten,
     )  # fmt: skip
+
+
+def _write_missed(
+    blocks: Blocks, medium: Medium, chain: Chain, ids: Ids, missed: Indexes, now_s: float, budget: WriteBudget | None
+) -> int:  # fmt: skip
+    """Offer what is missing step by step; behind what is not written nothing more is. Returns how many were written."""
+    # A block that stands twice in one prompt is written once.
+    missed = missed[np.sort(np.unique(ids[missed], return_index=True)[1])]
+    step_blocks = max(1, STEP_TOKENS // blocks.block_tokens)
+    total = 0
+    for start in range(0, len(missed), step_blocks):
+        offered = missed[start : start + step_blocks]
+        level = budget.level(now_s) if budget else 1.0
+        answer = blocks.policy.admit(chain, offered, now_s, level, medium.room_density(now_s))
+        chosen = offered[answer.admitted]
+        if budget:
+            chosen = chosen[: budget.left_bytes(now_s) // blocks.block_bytes]
+        written = medium.write(ids[chosen], answer.lifetimes[answer.admitted][: len(chosen)], now_s)
+        if budget:
+            is_taken = budget.take(written * blocks.block_bytes, now_s)
+            assert is_taken, written
+        total += written
+        if written < len(offered):
+            break
+    return total
 
 
 class BlockMedium:
@@ -114,6 +130,10 @@ class BlockMedium:
 
     def matched(self, blocks: Ids, now_s: float) -> None:
         self._used_s[blocks] = now_s
+
+    def room_density(self, now_s: float) -> float:
+        """It compares block by block when it writes."""
+        return 0.0
 
     def write(self, blocks: Ids, lifetimes: npt.NDArray[np.int8], now_s: float) -> int:
         count = min(self._free, len(blocks))

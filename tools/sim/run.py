@@ -19,18 +19,18 @@ OURS = ("segments", "blocks")
 POLICIES = (*OURS, "lru", "frequency-2", *LIBRARY_POLICIES, "clairvoyant")
 DEFAULT_POLICIES = ("segments", "blocks", "lru", "frequency-2", "clairvoyant")
 
-# Traces are short: the model learns from all that is remembered, not from a sample.
-_POLICY = PolicySettings(history_entries=1 << 19, sample_entries=1 << 19)
-
 
 @dataclass(frozen=True, slots=True)
 class SimSettings:
-    """``bytes_per_token``: of KV, 128 KiB for an 8-billion-parameter model of 32 layers with 8 KV heads in 16 bits."""
+    """``bytes_per_token``: of KV, 128 KiB for an 8-billion-parameter model of 32 layers with 8 KV heads in 16 bits.
+
+    ``policy``: None for those that fit the pool.
+    """
 
     bytes_per_token: int = 131072
     segment_blocks: int = 32
     drive_writes_per_day: float | None = None
-    policy: PolicySettings = _POLICY
+    policy: PolicySettings | None = None
 
 
 def run_policy(
@@ -41,19 +41,27 @@ def run_policy(
     block_bytes = settings.bytes_per_token * trace.block_tokens
     if name not in OURS:
         return simulate_classic(trace, name, capacity_blocks, block_bytes, progress)
-    blocks = Blocks(trace, DensityPolicy(settings.policy), block_bytes)
+    blocks = Blocks(trace, policy_for(capacity_blocks, settings), block_bytes)
     medium: Medium = BlockMedium(trace, blocks, capacity_blocks)
     if name == "segments":
-        # A small pool is cut into small segments: some must be full while others fill.
-        segment_blocks = max(2, min(settings.segment_blocks, capacity_blocks // (4 * (LIFETIME_COUNT + 2))))
-        segment_count = max(capacity_blocks // segment_blocks, LIFETIME_COUNT + 2)
-        medium = SegmentMedium(trace, blocks, segment_count, segment_blocks, LIFETIME_COUNT)
+        medium = segment_medium(trace, blocks, capacity_blocks, settings)
     budget = None
     if settings.drive_writes_per_day is not None and trace.requests:
         budget = WriteBudget.of_drive(
             capacity_blocks * block_bytes, settings.drive_writes_per_day, trace.requests[0].time_s
         )
     return simulate(trace, blocks, medium, name, capacity_blocks, budget, progress)
+
+
+def segment_medium(trace: Trace, blocks: Blocks, capacity_blocks: int, settings: SimSettings) -> SegmentMedium:
+    # A small pool is cut into small segments: some must be full while others fill.
+    segment_blocks = max(2, min(settings.segment_blocks, capacity_blocks // (4 * (LIFETIME_COUNT + 3))))
+    segment_count = max(capacity_blocks // segment_blocks, LIFETIME_COUNT + 3)
+    return SegmentMedium(trace, blocks, segment_count, segment_blocks, LIFETIME_COUNT)
+
+
+def policy_for(capacity_blocks: int, settings: SimSettings) -> DensityPolicy:
+    return DensityPolicy(settings.policy or PolicySettings.for_pool(capacity_blocks))
 
 
 def size_blocks(text: str, trace: Trace, block_bytes: int) -> int:

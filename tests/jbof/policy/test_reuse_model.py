@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from meshfusion.jbof.policy.reuse_classes import INHERITED
 from meshfusion.jbof.policy.reuse_model import AGE_EDGES_S, AGES, ReuseModel, age_bins
 
 A, B = 3, 40
@@ -46,6 +47,17 @@ def test_what_is_reused_soon_is_worth_more() -> None:
     assert 11.0 < model.stay_s[A] <= 16.0  # gone 12 s after its last use, a second costs 0.01 uses
     assert model.stay_s[B] == 0.0  # 1000 s of room cost ten uses
     assert model.gain[B, 0] == 0.0
+
+
+def test_what_was_found_says_nothing_about_others() -> None:
+    model, untouched = ReuseModel(), ReuseModel()
+    fed(model, INHERITED, [100.0], 5000)
+    for _ in range(2):  # rewards take the gain of the refresh before
+        model.refresh(0.0)
+        untouched.refresh(0.0)
+    assert model.index[A].tolist() == untouched.index[A].tolist()
+    at_100_s = age_bins(np.array([99.0]))[0]
+    assert model.index[INHERITED, at_100_s] > 3 * untouched.index[INHERITED, at_100_s]
 
 
 def test_room_that_costs_more_makes_gains_smaller() -> None:

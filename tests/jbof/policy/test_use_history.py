@@ -68,6 +68,18 @@ def test_residence_outlives_uses_and_ends_with_a_new_key() -> None:
     assert not history.sample(len(history))[2].any()
 
 
+def test_what_is_held_is_forgotten_last() -> None:
+    history = UseHistory(WAYS)
+    use(history, keys_of(1, 2, 3, 4), 0.0)
+    history.set_resident(keys_of(1, 2), resident=True)
+    use(history, keys_of(3, 4), 1.0)
+    use(history, keys_of(5), 2.0)
+    assert history.find(keys_of(1, 2, 5))[1].all()
+    use(history, keys_of(6, 7, 8), 3.0)
+    assert history.find(keys_of(1, 2, 6, 7, 8))[1].tolist().count(True) >= 3
+    assert not history.find(keys_of(3, 4, 5))[1].any()
+
+
 def test_dropping_ends_residence() -> None:
     history = UseHistory(64)
     use(history, keys_of(1), 0.0)

@@ -19,7 +19,9 @@ from meshfusion.tools.sim.segments import SegmentMedium
 from meshfusion.tools.sim.trace import Trace
 from tests.tools.sim.traces import conversations, trace_of
 
-SETTINGS = SimSettings(1024, 4, None, PolicySettings(history_entries=1 << 14, sample_entries=1 << 14))
+SETTINGS = SimSettings(
+    1024, 4, None, PolicySettings(history_entries=1 << 14, sample_entries=1 << 14, refresh_chunks=1024)
+)
 TRACE = conversations(400, 8)
 
 
@@ -72,10 +74,10 @@ class Medium:
         every = np.arange(len(self.inner._segment_of))
         self.inner.write(np.array(blocks), np.array(lifetimes, np.int8), now_s)
         where = self.inner._segment_of
-        members = [set(m) for m in self.inner._members]
+        members = [set(m[:n].tolist()) for m, n in zip(self.inner._members, self.inner._fill, strict=True)]
         assert sum(map(len, members)) == int((where >= 0).sum()) <= self.capacity
         assert all(block in members[where[block]] for block in every if where[block] >= 0)
-        assert not any(self.inner._members[segment] for segment in self.inner._free)
+        assert not any(self.inner._fill[segment] for segment in self.inner._free)
         assert self.inner.rewritten <= 0.1 * self.inner._admitted
         return self.inner.is_held(every)
 
