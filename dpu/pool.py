@@ -495,7 +495,7 @@ class Pool:
             record = self._unadopted.pop()
             chunks = self._index.chunks_in(record)
             with self._mutex:
-                self._store.adopt(record, chunks or ())
+                self._store.adopt(now_s, record, chunks or ())
         with self._mutex:
             self._store.tend(now_s)
 

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable
+from typing import Final
 
 from meshfusion.dpu.store.curator import Curator, LearningCurator, WritesEverything
 from meshfusion.dpu.store.segments import Segments
-from meshfusion.jbof.policy.density_policy import DensityPolicy
+from meshfusion.jbof.policy.density_policy import DensityPolicy, PolicySettings
 from meshfusion.jbof.segments import SegmentRecord
+
+_USUAL_CHUNK_BYTES: Final = 1 << 20
+_MOST_CHUNKS: Final = 1 << 23
+"""More are remembered for a shorter time: 160 MiB for each KV group is the most that is taken."""
 
 
 class Policy(enum.Enum):
@@ -21,7 +26,7 @@ class Policy(enum.Enum):
 def make_curator(policy: Policy, segments: Segments) -> Curator:
     match policy:
         case Policy.LEARNED:
-            return LearningCurator(DensityPolicy(), segments)
+            return LearningCurator(DensityPolicy(_settings(segments)), segments)
         case Policy.EVERYTHING:
             return WritesEverything()
 
@@ -29,3 +34,10 @@ def make_curator(policy: Policy, segments: Segments) -> Curator:
 def unadopted(records: Iterable[SegmentRecord]) -> list[SegmentRecord]:
     """Segments whose chunks a new life of the service has to tell its curator of; the last one first."""
     return sorted((record for record in records if record.opened_seq), key=lambda record: -record.opened_seq)
+
+
+def _settings(segments: Segments) -> PolicySettings:
+    """How many chunks will fit is not known before there are any; memory is used as they come."""
+    geometry = segments.geometry
+    chunk_count = geometry.segment_count * geometry.segment_bytes // _USUAL_CHUNK_BYTES
+    return PolicySettings.for_pool(min(max(chunk_count, 1), _MOST_CHUNKS))

@@ -358,6 +358,14 @@ class SegmentTable:
         victim = self._victim(may_reclaim)
         return None if victim is None else self._record(victim)
 
+    def room_worth(self, free_fraction: float, may_reclaim: Callable[[int], bool]) -> float:
+        """The worth of the segment that would go next; 0 while more than this is free, or while it is not known."""
+        if len(self._free) > int(free_fraction * self.geometry.segment_count):
+            return 0.0
+        victim = self._victim(may_reclaim)
+        worth = UNVALUED if victim is None else self._segments[victim].worth
+        return 0.0 if worth == UNVALUED else worth
+
     def hold(self, index: int) -> None:
         """It is made ready to be given up: nobody else reclaims it until it is let go."""
         assert not self._segments[index].is_held, f"segment {index} is held twice"

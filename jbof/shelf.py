@@ -271,6 +271,11 @@ class Shelf:
                 return found
         return None
 
+    def room_worth(self, free_fraction: float, may_reclaim: Callable[[int], bool]) -> float:
+        """As of one drive; of several the least, since that is where room is made first."""
+        takers = (drive.segments for drive in self._drives.values() if drive.takes_segments)
+        return min((segments.room_worth(free_fraction, may_reclaim) for segments in takers), default=0.0)
+
     def hold(self, segment: int) -> None:
         self._of(segment).hold(segment)
 

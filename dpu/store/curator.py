@@ -28,6 +28,7 @@ GROUPS_MAX = 64
 written, and are the first to go."""
 
 TENDED_CHUNKS = 16_384  # a few milliseconds' work
+ADOPTED_AGE_S = 600.0  # when what was there before was used last, nobody remembers
 _OBSERVATIONS_MAX = 1024
 
 
@@ -38,6 +39,14 @@ class Offer(NamedTuple):
     is_wanted: bool
 
 
+class Scarcity(NamedTuple):
+    """``budget_level``: how much of the writes is left, 0 to 1. ``room_worth``: of the segment that would go next, as
+    its curator has valued it; 0 while there is room."""
+
+    budget_level: float
+    room_worth: float
+
+
 class Curator(Protocol):
     """See :class:`WritesEverything` and :class:`LearningCurator`."""
 
@@ -45,11 +54,11 @@ class Curator(Protocol):
         """A request was looked up, and ``chunk_count`` of its chunks were found."""
 
     def admit(
-        self, now_s: float, holder_id: str, identity: bytes, offers: Sequence[Offer], budget_level: float
+        self, now_s: float, holder_id: str, identity: bytes, offers: Sequence[Offer], scarcity: Scarcity
     ) -> list[int | None]:
         """The lifetime class of each offer, None for one that is not worth a write."""
 
-    def adopted(self, segment: int, chunks: Iterable[api.ChunkRecord]) -> None:
+    def adopted(self, now_s: float, segment: int, chunks: Iterable[api.ChunkRecord]) -> None:
         """In this segment lie these chunks and no others, since an earlier life of the service."""
 
     def stored(self, chunks: Iterable[api.ChunkRecord]) -> None:
@@ -86,11 +95,11 @@ class WritesEverything:
         pass
 
     def admit(
-        self, now_s: float, holder_id: str, identity: bytes, offers: Sequence[Offer], budget_level: float
+        self, now_s: float, holder_id: str, identity: bytes, offers: Sequence[Offer], scarcity: Scarcity
     ) -> list[int | None]:
         return [0] * len(offers)
 
-    def adopted(self, segment: int, chunks: Iterable[api.ChunkRecord]) -> None:
+    def adopted(self, now_s: float, segment: int, chunks: Iterable[api.ChunkRecord]) -> None:
         pass
 
     def stored(self, chunks: Iterable[api.ChunkRecord]) -> None:
@@ -177,7 +186,7 @@ class LearningCurator:
     # ---- writes --------------------------------------------------------------------------------------------------
 
     def admit(
-        self, now_s: float, holder_id: str, identity: bytes, offers: Sequence[Offer], budget_level: float
+        self, now_s: float, holder_id: str, identity: bytes, offers: Sequence[Offer], scarcity: Scarcity
     ) -> list[int | None]:
         self._learn()
         classes: list[int | None] = [0] * len(offers)
@@ -186,7 +195,7 @@ class LearningCurator:
             group = self._group_of(identity, offers[at[0]].item)
             if group is None or any(self._group_of(identity, offers[i].item) is not group for i in at):
                 continue
-            judged = self._judge(now_s, name, group, [offers[i] for i in at], budget_level)
+            judged = self._judge(now_s, name, group, [offers[i] for i in at], scarcity)
             for i, lifetime_class in zip(at, judged, strict=True):
                 classes[i] = lifetime_class
         # What is not written of one group cannot be resumed at: the others' part of it would be of no use.
@@ -194,7 +203,7 @@ class LearningCurator:
         return [None if _boundary(offer) in refused else found for offer, found in zip(offers, classes, strict=True)]
 
     def _judge(
-        self, now_s: float, name: ChainName, group: _Group, offers: Sequence[Offer], budget_level: float
+        self, now_s: float, name: ChainName, group: _Group, offers: Sequence[Offer], scarcity: Scarcity
     ) -> list[int | None]:
         """Of one request and KV group."""
         numbers = np.array([offer.item.position_tokens // group.chunk_tokens for offer in offers], np.intp)
@@ -205,7 +214,7 @@ class LearningCurator:
         self._policy.on_computed(chain, now_s)
         wanted = np.flatnonzero([offer.is_wanted for offer in offers])
         places, order = np.unique(asked.places(numbers[wanted]), return_index=True)
-        answer = self._policy.admit(chain, places, now_s, budget_level)
+        answer = self._policy.admit(chain, places, now_s, scarcity.budget_level, scarcity.room_worth)
         classes: list[int | None] = [0] * len(offers)
         refused_from = asked.refused_from
         for i, refusal, lifetime in zip(wanted[order], answer.refusals, answer.lifetimes, strict=True):
@@ -220,13 +229,15 @@ class LearningCurator:
 
     # ---- what is held --------------------------------------------------------------------------------------------
 
-    def adopted(self, segment: int, chunks: Iterable[api.ChunkRecord]) -> None:
+    def adopted(self, now_s: float, segment: int, chunks: Iterable[api.ChunkRecord]) -> None:
         if segment not in self._members:
             self._members.clear(segment)
         # Of a chunk with shards in several segments, this one's turn adds this one.
         chunks = list(chunks)
         for number, at in self._by_group(chunks).items():
-            self._policy.on_stored(number, policy_keys([chunks[i].key for i in at]))
+            group = self._by_number[number]
+            keys = policy_keys([chunks[i].key for i in at])
+            self._policy.on_found(number, keys, group.chunk_tokens, group.chunk_bytes, ADOPTED_AGE_S, now_s)
         for chunk in chunks:
             self._add(chunk, {segment})
 

@@ -19,7 +19,7 @@ from meshfusion.dpu.api import types as api
 from meshfusion.dpu.api.limits import check_groups
 from meshfusion.dpu.store.boundary import longest_boundary
 from meshfusion.dpu.store.checks import SERVED_TENANT, record_of, refuse_commit, refuse_item, refuse_unserved
-from meshfusion.dpu.store.curator import Curator, Offer, WritesEverything
+from meshfusion.dpu.store.curator import Curator, Offer, Scarcity, WritesEverything
 from meshfusion.dpu.store.effects import (
     DeleteChunk,
     DeleteHolder,
@@ -115,6 +115,7 @@ class Store:
         self._summaries_from_s = now_s
         self.holders = HolderTable(former_holders, silence_s=options.holder_silence_s, now_s=now_s)
         self._tidying = Tidying(segments)
+        self._room_worth = 0.0
         self._pending: dict[int, _Pending] = {}
         self._opening: dict[int, int] = {}  # segment -> ticket of its opening
         self._ticket = 0
@@ -246,8 +247,8 @@ class Store:
         pending = _Pending()
         after = 0
         offers = [Offer(item, self._needless(item, stored) is None) for item in request.items]
-        budget_level = self.segments.budget_level(now_s)
-        classes = self._curator.admit(now_s, request.holder_id, holder.record.identity, offers, budget_level)
+        scarcity = Scarcity(self.segments.budget_level(now_s), self._room_worth)
+        classes = self._curator.admit(now_s, request.holder_id, holder.record.identity, offers, scarcity)
         results: list[api.ReserveResult] = []
         for item, lifetime_class in zip(request.items, classes, strict=True):
             result = self._reserve_item(now_s, request.holder_id, item, stored, lifetime_class, pending)
@@ -399,11 +400,12 @@ class Store:
     def tend(self, now_s: float) -> None:
         """Value some segments anew; a bounded piece of work, to be called now and then."""
         self._curator.tend(now_s)
+        self._room_worth = self.segments.room_worth(self.options.free_fraction, self._may_reclaim)
 
-    def adopt(self, record: SegmentRecord, chunks: Iterable[api.ChunkRecord]) -> None:
+    def adopt(self, now_s: float, record: SegmentRecord, chunks: Iterable[api.ChunkRecord]) -> None:
         """These chunks lie in this segment since an earlier life of the service; to be told once."""
         if self.segments.is_readable(record.segment, record.generation):
-            self._curator.adopted(record.segment, chunks)
+            self._curator.adopted(now_s, record.segment, chunks)
 
     def summarize(self, now_s: float) -> Step[None]:
         """Write the summaries that are due, a few at once. To be called now and then."""

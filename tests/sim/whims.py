@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 
 from meshfusion.dpu.api import types as api
-from meshfusion.dpu.store.curator import Offer, WritesEverything
+from meshfusion.dpu.store.curator import Offer, Scarcity, WritesEverything
 from meshfusion.dpu.store.segments import Segments
 
 REFUSAL_RATE = 0.1
@@ -20,7 +20,7 @@ class Whims(WritesEverything):
         self.refusal_rate = refusal_rate
 
     def admit(
-        self, now_s: float, holder_id: str, identity: bytes, offers: Sequence[Offer], budget_level: float
+        self, now_s: float, holder_id: str, identity: bytes, offers: Sequence[Offer], scarcity: Scarcity
     ) -> list[int | None]:
         return [None if self._rng.random() < self.refusal_rate else 0 for _ in offers]
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from meshfusion.dpu.api import types as api
-from meshfusion.dpu.store.curator import GROUPS_MAX, LearningCurator, Offer
+from meshfusion.dpu.store.curator import GROUPS_MAX, LearningCurator, Offer, Scarcity
 from meshfusion.jbof.policy.chain import Chain, Floats, Indexes, Keys, Mask
 from meshfusion.jbof.policy.density_policy import DensityPolicy
 from meshfusion.jbof.policy.medium_policy import Admissions, Refusal, SegmentStats
@@ -49,7 +49,12 @@ class Scripted:
     def on_computed(self, chain: Chain, now_s: float) -> None:
         self.computed.append(chain.keys.tolist())
 
-    def admit(self, chain: Chain, offered: Indexes, now_s: float, budget_level: float) -> Admissions:
+    def on_found(self, group: int, keys: Keys, chunk_tokens: int, chunk_bytes: int, age_s: float, now_s: float) -> None:
+        self.stored |= set(keys.tolist())
+
+    def admit(
+        self, chain: Chain, offered: Indexes, now_s: float, budget_level: float, room_density: float = 0.0
+    ) -> Admissions:
         assert (np.diff(offered) > 0).all(), "ascending, each once"
         self.levels.append(budget_level)
         keys = chain.keys[offered].tolist()
@@ -112,7 +117,7 @@ def curator(policy: Scripted, segments: SegmentTable) -> LearningCurator:
 
 
 def admit(curator: LearningCurator, *offers: Offer, level: float = 1.0) -> list[int | None]:
-    return curator.admit(1.0, "h", IDENTITY, offers, level)
+    return curator.admit(1.0, "h", IDENTITY, offers, Scarcity(level, 0.0))
 
 
 def test_a_request_is_observed_once_with_all_that_it_asked_for(curator: LearningCurator, policy: Scripted) -> None:
@@ -218,8 +223,8 @@ def test_of_too_many_models_all_is_written(curator: LearningCurator, policy: Scr
     for number in range(GROUPS_MAX):
         curator.stored([record(0, 0, bytes([number]) * 32)])
     policy.refused = {short(5)}
-    assert curator.admit(0.0, "h", b"z" * 32, [offer(5)], 1.0) == [0]
-    assert curator.admit(0.0, "h", bytes(32), [offer(5)], 1.0) == [None]
+    assert curator.admit(0.0, "h", b"z" * 32, [offer(5)], Scarcity(1.0, 0.0)) == [0]
+    assert curator.admit(0.0, "h", bytes(32), [offer(5)], Scarcity(1.0, 0.0)) == [None]
     curator.stored([record(7, 1, b"z" * 32)])
     curator.tend(0.0)
     curator.emptied(1)
@@ -237,7 +242,7 @@ def test_with_the_real_policy_a_chunk_that_comes_again_and_again_outlives_others
                 Offer(api.ReserveItem(key(n), 0, i * TOKENS, TOKENS, SIZES, request_id=name), is_wanted=True)
                 for i, n in enumerate(asked)
             ]
-            assert len(curator.admit(float(now_s), "h", IDENTITY, offers, 1.0)) == 8
+            assert len(curator.admit(float(now_s), "h", IDENTITY, offers, Scarcity(1.0, 0.0))) == 8
         curator.tend(float(now_s))
     curator.stored([record(number, opened[0]) for number in range(8)])
     curator.stored([record(number, opened[1]) for number in range(1000, 1008)])

@@ -45,7 +45,7 @@ def test_saves_that_are_stopped_and_go_on(tmp_path: Path, served: Pool, monkeypa
 
     with Holder(served) as holder:
         with monkeypatch.context() as patch:
-            patch.setattr(served._drives.drives[0].file._data, "write_from", fail)
+            patch.setattr(served._drives._open[0].file._data, "write_from", fail)
             with pytest.raises(MediaError):
                 holder.reserve(0)
         saves = found(tmp_path / "pool")["saves"]
