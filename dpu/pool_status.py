@@ -45,7 +45,7 @@ def status_of(
         grant_count=len(store.grants),
         saves_stopped_reason=store.saves_stopped_reason(now_s),
         holders=store.holder_statuses(now_s),
-        counters=tuple(sorted((store.counters + other_counts + stopped).items())),
+        counters=tuple(sorted((store.counts + other_counts + stopped).items())),
         exports_problem=exports_problem,
     )
 

@@ -50,6 +50,10 @@ class Scarcity(NamedTuple):
 class Curator(Protocol):
     """See :class:`WritesEverything` and :class:`LearningCurator`."""
 
+    @property
+    def counters(self) -> Counter[str]:
+        """What was done, by name."""
+
     def asked(self, now_s: float, holder_id: str, identity: bytes, request: api.MatchRequest, chunk_count: int) -> None:
         """A request was looked up, and ``chunk_count`` of its chunks were found."""
 
@@ -90,6 +94,10 @@ class Curator(Protocol):
 
 class WritesEverything:
     """All that is offered is written, and the segment used longest ago goes first."""
+
+    @property
+    def counters(self) -> Counter[str]:
+        return Counter()
 
     def asked(self, now_s: float, holder_id: str, identity: bytes, request: api.MatchRequest, chunk_count: int) -> None:
         pass

@@ -120,6 +120,11 @@ class Store:
         self._opening: dict[int, int] = {}  # segment -> ticket of its opening
         self._ticket = 0
 
+    @property
+    def counts(self) -> Counter[str]:
+        """All of them, of its parts too."""
+        return self.counters + self._tidying.counters + self._curator.counters
+
     # ---- holders -------------------------------------------------------------------------------------------------
 
     def attach(self, now_s: float, request: api.AttachRequest) -> Step[str]:

@@ -27,7 +27,7 @@ SEGMENT_COUNT = 6
 MAX_EXTENT_LBA_COUNT = SHELVES[1][0].max_extent_lba_count
 CAPACITY_BYTES = SHELVES[1][0].capacity_bytes
 BUDGET_SEGMENTS = 4 * SEGMENT_COUNT  # a drive's in 24 hours, where it has a budget
-OPTIONS = StoreOptions(max_pinned_fraction=0.34, quarantine_max_fraction=0.5, free_fraction=0.5)
+OPTIONS = StoreOptions(max_pinned_fraction=0.34, quarantine_max_fraction=0.5, free_fraction=0.34)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,142 @@
+"""Segments are given up ahead of need on a real pool, and what is worth it in them lies elsewhere then, unchanged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from meshfusion.dpu.api import types as api
+from meshfusion.dpu.pool import Pool, PoolOptions, check_pool
+from meshfusion.dpu.store.curator import WritesEverything
+from meshfusion.dpu.tidier import Tidier
+from meshfusion.jbof.errors import MediaError
+from meshfusion.jbof.media.faults import DataFileError, MediaFault
+from tests.dpu.pool_cases import DEADLINE_S, Holder, key, make_pool
+
+OPTIONS = PoolOptions(free_fraction=0.5)  # three of six
+
+
+class KeepsSome(WritesEverything):
+    """Chunks ``kept`` are worth writing again."""
+
+    def __init__(self, *kept: int) -> None:
+        self.kept = {key(i) for i in kept}
+
+    def worth_keeping(
+        self, now_s: float, chunks: Sequence[api.ChunkRecord], allowed_bytes: int
+    ) -> list[api.ChunkRecord]:
+        return [chunk for chunk in chunks if chunk.key in self.kept]
+
+
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    make_pool(tmp_path / "pool")
+    monkeypatch.setattr(Tidier, "start", lambda _: None)  # a step at a time
+    yield tmp_path / "pool"
+    report = check_pool(tmp_path / "pool", lambda checked, total: None)
+    assert (report.damaged, report.segments_damaged) == ((), ())
+
+
+def fill(holder: Holder) -> None:
+    """Four segments of six, in each five chunks: 0 to 4, 5 to 9 and so on; the last of them open."""
+    for i in range(20):
+        assert holder.put(i)
+
+
+def counts(pool: Pool) -> tuple[int, int]:
+    status = pool.status(deadline_s=DEADLINE_S)
+    return status.segments_free, status.committed_chunk_count
+
+
+def found(holder: Holder, *chunks: int) -> list[int]:
+    return [i for i in chunks if holder.match_alone(i).chunk_count]
+
+
+def test_what_is_worth_it_is_written_again_and_the_rest_forgotten(path: Path) -> None:
+    with Pool.open(path, OPTIONS) as pool, Holder(pool) as holder:
+        pool._store._curator = KeepsSome(1, 2)
+        fill(holder)
+        before = pool.get_chunk(key(1), deadline_s=DEADLINE_S)
+        assert counts(pool) == (2, 20)
+        assert pool._tidier.tidy_one()
+        assert counts(pool) == (2, 17), "and one was opened for what was written again"
+        after = pool.get_chunk(key(1), deadline_s=DEADLINE_S)
+        assert before is not None
+        assert after is not None
+        assert after.shards[0].extent.segment != before.shards[0].extent.segment
+        assert after.shards[0].unit_digests == before.shards[0].unit_digests
+        assert found(holder, *range(20)) == [1, 2, *range(5, 20)]
+        figures = dict(pool.status(deadline_s=DEADLINE_S).counters)
+        assert figures["segments_given_up"] == 1
+        assert figures["rewritten_chunks"] == 2
+    with Pool.open(path, OPTIONS) as pool, Holder(pool) as holder:
+        assert found(holder, *range(20)) == [1, 2, *range(5, 20)]
+
+
+def test_chunks_of_several_shards_move_as_a_whole(path: Path) -> None:
+    with Pool.open(path, OPTIONS) as pool, Holder(pool) as holder:
+        pool._store._curator = KeepsSome(0)
+        for i in range(8):
+            holder.put_shards(i)
+        assert counts(pool) == (2, 8)
+        assert pool._tidier.tidy_one()
+        record = pool.get_chunk(key(0), deadline_s=DEADLINE_S)
+        assert record is not None
+        assert {shard.extent.segment for shard in record.shards} == {3}, "the open one"
+        assert found(holder, *range(8)) == [0, 3, 4, 5, 6, 7], "1 lay there, and 2 in part"
+
+
+def test_a_segment_that_somebody_reads_stays(path: Path) -> None:
+    with Pool.open(path, OPTIONS) as pool, Holder(pool) as holder:
+        pool._store._curator = KeepsSome(1)
+        fill(holder)
+        leases: list[api.MatchReply] = []
+        plan_moves = pool._store.plan_moves
+
+        def read_first(now_s: float, chunks: Sequence[api.ChunkRecord]) -> object:
+            leases.append(pool._store.match(now_s, _request(holder), {chunk.key: chunk for chunk in chunks}))
+            return plan_moves(now_s, chunks)
+
+        pool._store.plan_moves = read_first  # type: ignore[method-assign,assignment]
+        assert not pool._tidier.tidy_one()
+        assert leases[0].chunk_count == 1
+        assert found(holder, 0, 1, 2, 3) == [0, 1, 2, 3], "a reader's chunks are where they were, or moved"
+        holder.release(leases[0])
+
+
+def test_rot_is_not_carried_on(path: Path) -> None:
+    with Pool.open(path, OPTIONS) as pool, Holder(pool) as holder:
+        pool._store._curator = KeepsSome(0, 1)
+        fill(holder)
+        record = pool.get_chunk(key(0), deadline_s=DEADLINE_S)
+        assert record is not None
+        with (path / "data").open("r+b") as data:
+            data.seek(record.shards[0].extent.lba * 4096 + 5000)
+            byte = data.read(1)
+            data.seek(-1, 1)
+            data.write(bytes([byte[0] ^ 1]))
+        assert pool._tidier.tidy_one()
+        assert found(holder, 0, 1, 2, 3, 4) == [1]
+        assert dict(pool.status(deadline_s=DEADLINE_S).counters)["rewrites_failed"] == 1
+
+
+def test_a_medium_that_fails_costs_nothing_that_is_there(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise DataFileError(MediaFault.IO, "writing failed", Path("data"))
+
+    with Pool.open(path, OPTIONS) as pool, Holder(pool) as holder:
+        pool._store._curator = KeepsSome(0, 1)
+        fill(holder)
+        with monkeypatch.context() as patch:
+            patch.setattr(pool._drives._open[0].file._data, "write_from", fail)
+            with pytest.raises(MediaError):
+                pool._tidier.tidy_one()
+        assert not pool._store.own_pins()
+    with Pool.open(path, OPTIONS) as pool, Holder(pool) as holder:
+        assert found(holder, *range(20)) == list(range(20)), "nothing was given up"
+
+
+def _request(holder: Holder) -> api.MatchRequest:
+    return api.MatchRequest(holder.id, "reader", 16, (api.GroupKeys(0, (key(0),), (0,)),))
