@@ -20,7 +20,7 @@ from meshfusion.dpu.store.asked import AskedChain, AskedChains, ChainName, polic
 from meshfusion.dpu.store.members import Members
 from meshfusion.dpu.store.segments import Segments
 from meshfusion.dpu.store.tidying import Move
-from meshfusion.jbof.policy.chain import Chain
+from meshfusion.jbof.policy.chain import Chain, Floats
 from meshfusion.jbof.policy.medium_policy import MediumPolicy, Refusal, SegmentStats
 
 GROUPS_MAX = 64
@@ -88,8 +88,9 @@ class Curator(Protocol):
 
     def forget_holder(self, holder_id: str) -> None: ...
 
-    def tend(self, now_s: float) -> None:
-        """Learn, and value some segments anew: a bounded piece of work, to be called now and then."""
+    def tend(self, now_s: float, allowed_bytes: int) -> None:
+        """Learn, and value some segments anew: a bounded piece of work, to be called now and then. ``allowed_bytes``:
+        that may be written again now."""
 
 
 class WritesEverything:
@@ -133,7 +134,7 @@ class WritesEverything:
     def forget_holder(self, holder_id: str) -> None:
         pass
 
-    def tend(self, now_s: float) -> None:
+    def tend(self, now_s: float, allowed_bytes: int) -> None:
         pass
 
 
@@ -271,9 +272,8 @@ class LearningCurator:
             keys = policy_keys([chunks[i].key for i in at])
             positions = np.array([chunks[i].position_tokens // chunks[i].token_count for i in at], np.intp)
             densities[at] = self._policy.densities(number, keys, positions, now_s)
-        chunk_bytes = sum(_payload_bytes(chunk) for chunk in chunks) // len(chunks)
-        # What is over half is not worth moving: the segment was not the one to give up.
-        kept = self._policy.keep(densities, min(allowed_bytes // max(chunk_bytes, 1), len(chunks) // 2))
+        sizes = np.array([_payload_bytes(chunk) for chunk in chunks], np.float64)
+        kept = self._policy.keep(densities, _rewritable(sizes, allowed_bytes))
         return [chunks[i] for i in np.argsort(-densities, kind="stable") if kept[i]]
 
     def moved(self, moves: Iterable[Move]) -> None:
@@ -297,7 +297,7 @@ class LearningCurator:
 
     # ---- in the background ---------------------------------------------------------------------------------------
 
-    def tend(self, now_s: float) -> None:
+    def tend(self, now_s: float, allowed_bytes: int) -> None:
         self._learn()
         self._policy.refresh_if_due(now_s)
         left = TENDED_CHUNKS
@@ -309,20 +309,25 @@ class LearningCurator:
             segment = self._used.pop() if self._used else self._round.popleft()
             if segment in self._members:
                 left -= self._members.count_in(segment)
-                self._value(segment, now_s)
+                self._value(segment, now_s, allowed_bytes)
 
     def _learn(self) -> None:
         while self._observations:
             asked_s, chain = self._observations.popleft()
             self._policy.on_match(chain, asked_s)
 
-    def _value(self, segment: int, now_s: float) -> None:
-        tokens_per_s = 0.0
+    def _value(self, segment: int, now_s: float, allowed_bytes: int) -> None:
+        """What is lost for each byte of room that is gained when what is worth it is written again elsewhere."""
+        densities, sizes = [np.zeros(0)], [np.zeros(0)]
         for members in self._members.by_group(segment):
-            density = self._policy.densities(members.group, members.keys, members.positions, now_s)
             held = self._policy.is_held(members.group, members.keys)
-            tokens_per_s += float(density[held].sum()) * self._by_number[members.group].chunk_bytes
-        self._worths[segment] = tokens_per_s / self._segments.geometry.segment_bytes
+            keys, positions = members.keys[held], members.positions[held]
+            densities.append(self._policy.densities(members.group, keys, positions, now_s))
+            sizes.append(np.full(len(keys), float(self._by_number[members.group].chunk_bytes)))
+        density, size = np.concatenate(densities), np.concatenate(sizes)
+        lost = ~self._policy.keep(density, _rewritable(size, allowed_bytes))
+        room_bytes = self._segments.geometry.segment_bytes - float(size[~lost].sum())
+        self._worths[segment] = float((density * size)[lost].sum()) / room_bytes
         self._segments.valued(segment, self._worths[segment])
 
     # ---- inside --------------------------------------------------------------------------------------------------
@@ -361,6 +366,12 @@ class LearningCurator:
         if found is not None:
             self._latest[identity, number] = found
         return found
+
+
+def _rewritable(sizes: Floats, allowed_bytes: int) -> int:
+    """How many of a segment's chunks of these sizes, in bytes, may be written again: half of them at most. A segment of
+    which more is worth it is not the one to give up."""
+    return min(int(allowed_bytes // sizes.mean()), len(sizes) // 2) if len(sizes) else 0
 
 
 def _payload_bytes(chunk: api.ChunkRecord) -> int:

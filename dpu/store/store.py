@@ -404,7 +404,7 @@ class Store:
 
     def tend(self, now_s: float) -> None:
         """Value some segments anew; a bounded piece of work, to be called now and then."""
-        self._curator.tend(now_s)
+        self._curator.tend(now_s, self._tidying.allowed_bytes)
         self._room_worth = self.segments.room_worth(self.options.free_fraction, self._may_reclaim)
 
     def adopt(self, now_s: float, record: SegmentRecord, chunks: Iterable[api.ChunkRecord]) -> None:

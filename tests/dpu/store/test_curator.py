@@ -9,6 +9,7 @@ import pytest
 
 from meshfusion.dpu.api import types as api
 from meshfusion.dpu.store.curator import GROUPS_MAX, LearningCurator, Offer, Scarcity
+from meshfusion.dpu.store.tidying import Move
 from meshfusion.jbof.policy.chain import Chain, Floats, Indexes, Keys, Mask
 from meshfusion.jbof.policy.density_policy import DensityPolicy
 from meshfusion.jbof.policy.medium_policy import Admissions, Refusal, SegmentStats
@@ -40,6 +41,7 @@ class Scripted:
         self.refused: set[int] = set()
         self.worth: dict[int, float] = {}
         self.levels: list[float] = []
+        self.price = 0.0
         self.skipped: list[int] = []
 
     def on_match(self, chain: Chain, now_s: float) -> None:
@@ -78,7 +80,8 @@ class Scripted:
         return candidates[0]
 
     def keep(self, densities: Floats, budget_chunks: int) -> Mask:
-        return densities > 0
+        best = np.argsort(-densities, kind="stable")[:budget_chunks]
+        return (densities > self.price) & np.isin(np.arange(len(densities)), best)
 
     def refresh_if_due(self, now_s: float) -> None:
         pass
@@ -129,10 +132,10 @@ def test_a_request_is_observed_once_with_all_that_it_asked_for(curator: Learning
     assert policy.levels == [0.4]
     admit(curator, offer(3))
     curator.asked(2.0, "h", IDENTITY, request(4), 0)
-    curator.tend(3.0)
+    curator.tend(3.0, 0)
     assert len(policy.matched) == 1
     curator.asked(2.0, "h", IDENTITY, request(4, "another"), 0)
-    curator.tend(3.0)
+    curator.tend(3.0, 0)
     assert len(policy.matched) == 2, "of a known model it is told without anything to write"
 
 
@@ -184,7 +187,7 @@ def test_a_segment_is_worth_what_it_holds_for_each_byte(
     curator.stored([record(0, 2), record(1, 2), record(2, 2)])
     curator.dropped(record(2, 2))
     opened = open_all(segments)
-    curator.tend(1.0)
+    curator.tend(1.0, 0)
     chunk_bytes = 2 * 4096
     assert segments.worth(2) == pytest.approx((3.0 + 4.0) * chunk_bytes / GEOMETRY.segment_bytes)
     assert segments.worth(opened[-1]) == UNVALUED
@@ -195,13 +198,54 @@ def test_a_segment_is_worth_what_it_holds_for_each_byte(
     assert len(policy.victims) == 1
 
 
+def test_a_segment_is_worth_what_is_lost_for_the_room_that_is_gained(
+    curator: LearningCurator, policy: Scripted, segments: SegmentTable
+) -> None:
+    policy.worth = {short(i): float(i) for i in range(6)}
+    policy.price = 2.5
+    curator.stored(record(i, 2) for i in range(6))
+    chunk_bytes = 2 * 4096
+    open_all(segments)
+    for allowed, kept in ((0, set[int]()), (2 * chunk_bytes, {4, 5}), (100 * chunk_bytes, {3, 4, 5})):
+        curator.tend(1.0, allowed)
+        room_bytes = GEOMETRY.segment_bytes - len(kept) * chunk_bytes
+        lost = sum(i for i in range(6) if i not in kept) * chunk_bytes
+        assert segments.worth(2) == pytest.approx(lost / room_bytes)
+        chosen = curator.worth_keeping(1.0, [record(i, 2) for i in range(6)], allowed)
+        assert [chunk.key for chunk in chosen] == [key(i) for i in sorted(kept, reverse=True)]
+
+
+def test_chunks_that_were_moved_count_where_they_lie(
+    curator: LearningCurator, policy: Scripted, segments: SegmentTable
+) -> None:
+    opened = open_all(segments)
+    curator.stored([record(0, opened[0]), record(1, opened[0])])
+    curator.moved([Move(record(1, opened[0]), record(1, opened[1]))])
+    curator.tend(1.0, 0)
+    one = 2 * 4096 / GEOMETRY.segment_bytes
+    assert [segments.worth(segment) for segment in opened[:2]] == [pytest.approx(one)] * 2
+    curator.emptied(opened[0])
+    assert policy.stored == {short(1)}
+
+
+def test_an_empty_segment_is_worth_nothing(curator: LearningCurator, segments: SegmentTable) -> None:
+    opened = open_all(segments)
+    curator.emptied(opened[0])
+    curator.adopted(0.0, opened[1], [])
+    curator.adopted(0.0, opened[2], [record(0, opened[2])])
+    curator.tend(1.0, 0)
+    assert [segments.worth(segment) for segment in opened[:2]] == [0.0, 0.0]
+    assert 0.0 < segments.worth(opened[2]) < UNVALUED
+    assert segments.worth(opened[3]) == UNVALUED
+
+
 def test_the_least_worth_is_reclaimed(curator: LearningCurator, policy: Scripted, segments: SegmentTable) -> None:
     opened = open_all(segments)
     policy.worth = {short(0): 3.0, short(1): 0.5, short(2): 2.0}
     for number, segment in enumerate(opened[:3]):
         curator.stored([record(number, segment)])
         segments.used(segment, 100.0 - number)
-    curator.tend(1.0)
+    curator.tend(1.0, 0)
     reopened = segments.open_next(2.0, lambda _: True)
     assert reopened is not None
     assert reopened.segment == opened[1]
@@ -210,12 +254,12 @@ def test_the_least_worth_is_reclaimed(curator: LearningCurator, policy: Scripted
 def test_used_segments_are_valued_first(curator: LearningCurator, policy: Scripted, segments: SegmentTable) -> None:
     open_all(segments)
     curator.stored(record(number, number % 3) for number in range(60_000))
-    curator.tend(1.0)  # as much as is done at once
+    curator.tend(1.0, 0)  # as much as is done at once
     assert [segments.worth(i) == UNVALUED for i in range(3)] == [False, True, True]
     curator.used([2])
-    curator.tend(1.0)
+    curator.tend(1.0, 0)
     assert [segments.worth(i) == UNVALUED for i in range(3)] == [False, True, False]
-    curator.tend(1.0)
+    curator.tend(1.0, 0)
     assert segments.worth(1) != UNVALUED
 
 
@@ -226,7 +270,7 @@ def test_of_too_many_models_all_is_written(curator: LearningCurator, policy: Scr
     assert curator.admit(0.0, "h", b"z" * 32, [offer(5)], Scarcity(1.0, 0.0)) == [0]
     assert curator.admit(0.0, "h", bytes(32), [offer(5)], Scarcity(1.0, 0.0)) == [None]
     curator.stored([record(7, 1, b"z" * 32)])
-    curator.tend(0.0)
+    curator.tend(0.0, 0)
     curator.emptied(1)
 
 
@@ -243,10 +287,10 @@ def test_with_the_real_policy_a_chunk_that_comes_again_and_again_outlives_others
                 for i, n in enumerate(asked)
             ]
             assert len(curator.admit(float(now_s), "h", IDENTITY, offers, Scarcity(1.0, 0.0))) == 8
-        curator.tend(float(now_s))
+        curator.tend(float(now_s), 0)
     curator.stored([record(number, opened[0]) for number in range(8)])
     curator.stored([record(number, opened[1]) for number in range(1000, 1008)])
-    curator.tend(300.0)
+    curator.tend(300.0, 0)
     assert segments.worth(opened[0]) > 10 * segments.worth(opened[1])
 
 
