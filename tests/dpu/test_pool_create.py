@@ -94,7 +94,7 @@ def test_a_failure_in_a_directory_made_ready_leaves_it_empty(tmp_path: Path, mon
     def fail(*_: object) -> None:
         raise OSError(errno.EIO, "broken")
 
-    monkeypatch.setattr(pool_create, "write_label", fail)
+    monkeypatch.setattr(pool_create, "write_new_label", fail)
     with pytest.raises(MediaError, match="broken"):
         make_pool(tmp_path)
     assert list(tmp_path.iterdir()) == []
@@ -109,7 +109,7 @@ def test_a_killed_creation_is_taken_over(tmp_path: Path) -> None:
 import os, pathlib, signal, sys
 from meshfusion.dpu import pool_create
 from tests.dpu.pool_cases import make_pool
-pool_create.write_label = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+pool_create.write_new_label = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 make_pool(pathlib.Path({str(tmp_path / "p")!r}))
 """
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == -signal.SIGKILL
