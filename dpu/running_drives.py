@@ -135,7 +135,11 @@ class RunningDrives:
             del self._known[gone]
 
     def known_to(self, holder_id: str, found: Mapping[bytes, api.ChunkRecord]) -> Mapping[bytes, api.ChunkRecord]:
-        """Without what lies on drives that the holder has not heard of: to it, that is a miss."""
+        """Without what lies on drives that the holder has not heard of: to it, that is a miss. A host of a target opens
+        none itself, and is not told."""
+        holder = self.store.holders.get(holder_id)
+        if holder is None or not holder.is_local:
+            return found
         known = self._known.get(holder_id, self.version)
         unheard = {number for number, since in self._reached_since.items() if since > known}
         if not unheard:
