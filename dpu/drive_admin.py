@@ -48,7 +48,7 @@ class ServedDriveAdmin:
 
     def drives(self, *, deadline_s: float) -> tuple[DriveStatus, ...]:
         with self._mutex:
-            return tuple(self._drives.status(sought.number) for sought in self._drives.sought())
+            return tuple(map(self._drives.status, self._drives.numbers))
 
     def add_drive(self, request: AddDriveRequest, *, deadline_s: float) -> DriveStatus:
         layout = self._drives.layout

@@ -109,8 +109,12 @@ class RunningDrives:
                 is_draining=one.drive.is_draining,
                 is_write_protected=not one.takes_segments and not one.drive.is_draining,
             )
+        self._unindexed: set[int] = set()
         for drive in listed:
             if drive.number not in self._open:
+                if drive.is_unindexed:
+                    self._unindexed.add(drive.number)
+                    self.problems[drive.number] = "the index was made anew without it: mfctl pool rebuild-index"
                 self._paths[drive.number] = (drive.path, bytes.fromhex(drive.uuid))
                 identity = label_identity(bytes.fromhex(drive.uuid))
                 self.lives.begin(drive.number, identity, is_here=False, is_draining=drive.is_draining)
@@ -186,9 +190,17 @@ class RunningDrives:
 
     # ---- what was seen -------------------------------------------------------------------------------------------
 
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """Of the pool's drives, wherever they are."""
+        return tuple(sorted(self._paths))
+
     def sought(self) -> tuple[Sought, ...]:
+        """But for drives that the index knows nothing of: their segments would count as never used (rule 2)."""
         return tuple(
-            Sought(number, path, uuid, self._open.get(number)) for number, (path, uuid) in sorted(self._paths.items())
+            Sought(number, path, uuid, self._open.get(number))
+            for number, (path, uuid) in sorted(self._paths.items())
+            if number not in self._unindexed
         )
 
     def sought_as(self, number: int) -> Sought | None:
@@ -290,6 +302,7 @@ class RunningDrives:
         self.lives.end(number)
         self._leaving.discard(number)
         del self._paths[number]
+        self._unindexed.discard(number)
         self._reached_since.pop(number, None)
         self._health.pop(number, None)
         self.problems.pop(number, None)

@@ -22,6 +22,7 @@ from meshfusion.dpu.pool import Pool, check_pool
 from meshfusion.dpu.pool_create import create_pool_of_drives
 from meshfusion.dpu.pool_dir import PoolLayout
 from meshfusion.dpu.pool_drives import find_drives
+from meshfusion.dpu.pool_rebuild import rebuild_index
 from meshfusion.dpu.running_drives import DriveOptions
 from meshfusion.jbof.drives.health import LOG_BYTES, Warnings, parse_health
 from meshfusion.jbof.drives.life_words import Fault
@@ -438,3 +439,24 @@ def test_the_only_drive_is_watched_too(tmp_path: Path) -> None:
         until(lambda: counter(pool, "drives_only_read") == 0, what="for its writes")
         assert holder.put(1)
         assert pool.get_chunk(key(1), deadline_s=1) is not None
+
+
+def test_a_drive_that_the_index_was_made_anew_without_is_not_used(path: Path) -> None:
+    """To an index that does not know its segments all of them were never used: generations would come again."""
+    with Pool.open(path) as pool, Holder(pool) as holder:
+        chunks = put(holder, 0, 9)
+    (path.parent / "one").rename(path.parent / "elsewhere")
+    shutil.rmtree(path / "index")
+    rebuild_index(path, lambda done, total: None)
+    (path.parent / "elsewhere").rename(path.parent / "one")
+    before = (path.parent / "one").read_bytes()
+    with Pool.open(path, drive_options=FAST) as pool, Holder(pool) as holder:
+        time.sleep(20 * FAST.check_interval_s + FAST.probation_s)
+        assert status(pool, 1).state == "gone"
+        assert "rebuild-index" in status(pool, 1).problem
+        assert matched(holder, chunks) == without(chunks, 1)
+        assert 1 not in put(holder, 100, 9).values()
+    assert (path.parent / "one").read_bytes() == before
+    rebuild_index(path, lambda done, total: None)
+    with Pool.open(path, drive_options=FAST) as pool, Holder(pool) as holder:
+        assert matched(holder, chunks).keys() >= chunks.keys() - without(chunks, 1).keys()
