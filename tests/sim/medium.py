@@ -97,7 +97,6 @@ class IndexModel:
         self.epoch = 0
         self.was_durable: set[tuple[bytes, Extent]] = set()
         self.forgets_on_open = True  # a mutant turns it off
-        self.moves_blindly = False  # a mutant turns it on
 
     def apply(self, effects: Iterable[Effect]) -> None:
         effects = tuple(effects)
@@ -109,7 +108,7 @@ class IndexModel:
                 case PutChunk(record):
                     self._put_chunk(record)
                 case MoveChunk(before, after):
-                    if self.moves_blindly or self.chunks.get(before.key) == before:
+                    if self.chunks.get(before.key) == before:
                         self._put_chunk(after)
                 case DeleteChunk(key, extent):
                     found = self.chunks.get(key)

@@ -316,7 +316,6 @@ MUTANTS: dict[str, Rules] = {
     "gives a segment up under readers": Rules(segments=GivesUpUnderReaders),
     "does not pin the places that chunks are moved to": Rules(store=DoesNotPinNewPlaces),
     "names a chunk's new place before the flush": Rules(flushes_moves=False),
-    "moves a chunk that was dropped or written anew": Rules(moves_blindly=True),
     "publishes before durable": Rules(shows_queued=True),
     "begins with a full budget after a restart": Rules(notes_budgets=False),
     "keeps chunks of a reopened segment": Rules(forgets_on_open=False),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from meshfusion.dpu.api import types as api
@@ -27,7 +27,7 @@ SEGMENT_COUNT = 6
 MAX_EXTENT_LBA_COUNT = SHELVES[1][0].max_extent_lba_count
 CAPACITY_BYTES = SHELVES[1][0].capacity_bytes
 BUDGET_SEGMENTS = 4 * SEGMENT_COUNT  # a drive's in 24 hours, where it has a budget
-OPTIONS = StoreOptions(max_pinned_fraction=0.34, quarantine_max_fraction=0.5, free_fraction=0.34)
+OPTIONS = StoreOptions(max_pinned_fraction=0.34, quarantine_max_fraction=0.5)
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,8 @@ class Rules:
     """What runs; mutants replace parts of it. ``shows_queued``: does the index show what is not durable yet?
     ``waits_for_drain``: is a host called gone only when the target has finished its writes?
     ``tears_transactions``: does the index show one effect of a transaction before the others?
-    ``notes_budgets``: does a new life of the service know what was left of them? ``flushes_moves``, ``moves_blindly``:
-    are chunks that were written again flushed before the index names the new place, and does it look whether it still
-    has the old one?"""
+    ``notes_budgets``: does a new life of the service know what was left of them? ``flushes_moves``: are
+    chunks that were written again flushed before the index names the new place?"""
 
     store: type[Store] = Store
     segments: type[SegmentTable] = SegmentTable
@@ -48,7 +47,6 @@ class Rules:
     tears_transactions: bool = False
     notes_budgets: bool = True
     flushes_moves: bool = True
-    moves_blindly: bool = False
 
 
 @dataclass
@@ -98,7 +96,7 @@ class Service:
         )
         self.store = rules.store(
             self.shelf,
-            OPTIONS,
+            replace(OPTIONS, free_fraction=1 / max(geometry.segment_count for geometry in drives)),
             epoch=index.epoch,
             former_holders=tuple(index.holders.values()),
             curator=self.whims,

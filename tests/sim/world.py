@@ -52,7 +52,6 @@ class World:
         self.medium = Medium()
         self.index = IndexModel()
         self.index.forgets_on_open = self.rules.forgets_on_open
-        self.index.moves_blindly = self.rules.moves_blindly
         self.tidying: TidyRun | None = None
         self.life = 0
         self.service: Service | None = None
@@ -90,7 +89,7 @@ class World:
             refusal_rate=REFUSAL_RATE if self.refuses_some else 0.0,
             has_budgets=self.has_budgets,
         )
-        self.tidying = TidyRun(self.service, self.medium, self.rng, flushes=self.rules.flushes_moves)
+        self.tidying = TidyRun(self.service, self.medium, self.rng, self.check_bytes, flushes=self.rules.flushes_moves)
         self.probe()
 
     def crash_service(self) -> None:
