@@ -23,7 +23,7 @@ from meshfusion.dpu.config_types import (
     SizeBytes,
 )
 from meshfusion.dpu.export.opening import check_target
-from meshfusion.dpu.pool_sizes import size_problems
+from meshfusion.dpu.pool_sizes import size_problems, usual_segment_bytes
 from meshfusion.dpu.yaml_document import FieldPath, YamlDocument, read_yaml
 from meshfusion.jbof.config_problems import ConfigProblem, ConfigProblemsError, as_fix, describe_errors, misspelt
 from meshfusion.jbof.errors import ConfigError, FieldValueError, MeshFusionError
@@ -50,8 +50,10 @@ class PoolConfig(ConfigModel):
         default=False, description="Create the pool when it does not exist; needs size.", examples=[True]
     )
     size: SizeBytes | None = Field(default=None, description="Size of a pool to be created.", examples=["4GiB"])
-    segment_size: SizeBytes = Field(
-        default=64 * 1024**2, description="Unit of reclaim of a new pool.", examples=["64MiB"]
+    segment_size: SizeBytes | None = Field(
+        default=None,
+        description="Unit of reclaim of a new pool; without it 64MiB, or 1/2048 of its size where that is more.",
+        examples=["64MiB"],
     )
     data_path: AbsolutePath | None = Field(
         default=None,
@@ -274,8 +276,11 @@ def size_or_none(value: object) -> int | None:
 def unfit_sizes(pool: dict[Any, Any], *, default_size: int | None = None) -> list[tuple[str, object, str, str]]:
     """What creating the pool would refuse; ``(field, value, problem, fix)``. Sizes that are none are told elsewhere."""
     size = size_or_none(pool.get("size", default_size))
-    segment_size = size_or_none(pool.get("segment_size", PoolConfig.model_fields["segment_size"].default))
-    if size is None or segment_size is None:
+    asked = pool.get("segment_size")
+    if size is None:
+        return []
+    segment_size = usual_segment_bytes(size) if asked is None else size_or_none(asked)
+    if segment_size is None:
         return []
     return [(p.field, pool.get(p.field), p.problem, p.fix) for p in size_problems(size, segment_size)]
 

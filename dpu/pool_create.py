@@ -17,7 +17,7 @@ from meshfusion.dpu.owner_lock import OwnerLock, lock_data
 from meshfusion.dpu.pool_dir import PoolLayout, geometry_of, write_new_label
 from meshfusion.dpu.pool_drives import PoolDrives, find_drives, list_of_one
 from meshfusion.dpu.pool_place import CREATING, DATA_POINTER, building, check_free, sync_directory
-from meshfusion.dpu.pool_sizes import size_problems
+from meshfusion.dpu.pool_sizes import size_problems, usual_segment_bytes
 from meshfusion.jbof.errors import ConfigError, FormatError, MediaError, UnsupportedError
 from meshfusion.jbof.format import DATA_START_LBA, LBA_BYTES
 from meshfusion.jbof.label import Label
@@ -27,19 +27,18 @@ from meshfusion.jbof.media.file import DirectMode, create_data_file, open_data_f
 from meshfusion.jbof.pool_addresses import MAX_DRIVE_NUMBER
 from meshfusion.jbof.sizes import format_size
 
-DEFAULT_SEGMENT_BYTES = 64 << 20
-
 
 def create_pool(
     path: Path,
     *,
     size_bytes: int,
-    segment_bytes: int = DEFAULT_SEGMENT_BYTES,
+    segment_bytes: int | None = None,
     data_path: Path | None = None,
     overwrite_serial: str | None = None,
 ) -> Label:
     """Make a new, empty pool in ``path``: a new directory, or one that :func:`~meshfusion.dpu.pool_place.is_free`.
     Space is reserved now, so a full disk shows now. Of ``size_bytes``, whole blocks and segments are used.
+    ``segment_bytes`` None: :func:`~meshfusion.dpu.pool_sizes.usual_segment_bytes`.
     ``overwrite_serial``: what is on ``data_path`` may be overwritten if this is its drive's serial, or its own name.
 
     Raises :class:`ConfigError` for sizes and paths that cannot work, :class:`FormatError` when something is there
@@ -47,6 +46,7 @@ def create_pool(
     when the space cannot be had. Nothing half-made is left behind; what a killed process leaves, the next creation
     removes.
     """
+    segment_bytes = usual_segment_bytes(size_bytes) if segment_bytes is None else segment_bytes
     for problem in size_problems(size_bytes, segment_bytes):
         raise ConfigError(problem.problem, next_step=problem.fix)
     size_bytes -= size_bytes % LBA_BYTES
@@ -74,7 +74,7 @@ def create_pool_of_drives(
     path: Path,
     *,
     size_bytes: int,
-    segment_bytes: int = DEFAULT_SEGMENT_BYTES,
+    segment_bytes: int | None = None,
     data_paths: Sequence[Path | None],
 ) -> None:
     """As :func:`create_pool`, with a drive for each of ``data_paths``, None for a file in ``path``; ``size_bytes``: of

@@ -11,6 +11,8 @@ from meshfusion.jbof.sizes import format_size
 MIN_SEGMENT_COUNT = 4
 MIN_SEGMENT_BYTES = 1 << 20
 MAX_SEGMENT_COUNT = MAX_DRIVE_SEGMENTS
+_LEAST_USUAL_SEGMENT_BYTES = 64 << 20
+_USUAL_SEGMENT_COUNT = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +22,13 @@ class SizeProblem:
     field: str
     problem: str
     fix: str
+
+
+def usual_segment_bytes(size_bytes: int) -> int:
+    """Segments of a drive of this size, where nobody asks for others: small for trying, and on large drives as large as
+    some of the drive's own units of erasing (docs/device-waf.md), whole MiB."""
+    part_bytes = -(-size_bytes // _USUAL_SEGMENT_COUNT)
+    return max(_LEAST_USUAL_SEGMENT_BYTES, -(-part_bytes // (1 << 20)) << 20)
 
 
 def size_problems(size_bytes: int, segment_bytes: int) -> list[SizeProblem]:

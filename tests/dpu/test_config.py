@@ -57,7 +57,7 @@ def test_a_short_file_gets_the_defaults(tmp_path: Path) -> None:
     assert config.listen == f"unix://{tmp_path}/s"
     assert config.pool.path == tmp_path / "pool"
     assert config.pool.size == 4 * 2**30
-    assert config.pool.segment_size == 64 * 2**20
+    assert config.pool.segment_size is None
     assert config.leases.lease_ttl_s == 30.0
     assert (config.log.level, config.log.format) == ("info", "text")
 

@@ -19,7 +19,7 @@ from meshfusion.dpu import pool_create, pool_dir
 from meshfusion.dpu.pool import Pool, create_pool, inspect_pool
 from meshfusion.dpu.pool_dir import PoolLayout
 from meshfusion.dpu.pool_place import is_free
-from meshfusion.dpu.pool_sizes import size_problems
+from meshfusion.dpu.pool_sizes import size_problems, usual_segment_bytes
 from meshfusion.jbof.errors import ConfigError, FormatError, MediaError, MeshFusionError, PoolBusyError
 from meshfusion.jbof.media.faults import DataFileError, MediaFault
 from meshfusion.jbof.sizes import format_size, parse_size_bytes
@@ -247,3 +247,17 @@ def test_a_pool_on_another_drive_is_refused(tmp_path: Path, monkeypatch: pytest.
         patch.setattr(pool_dir, "drive_name", lambda path: "S2")
         with pytest.raises(FormatError, match="is the drive 'S2'; this pool lies on 'S1'"):
             Pool.open(tmp_path / "p")
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "segment_bytes"),
+    [
+        (1 << 30, 64 << 20),
+        (128 << 30, 64 << 20),
+        ((128 << 30) + 1, 65 << 20),
+        (7_680_000_000_000, 3577 << 20),  # 7.68 TB / 2048 = 3576.3 MiB
+    ],
+)
+def test_usual_segments_are_a_2048th_of_a_large_drive(size_bytes: int, segment_bytes: int) -> None:
+    assert usual_segment_bytes(size_bytes) == segment_bytes
+    assert size_problems(size_bytes, segment_bytes) == []

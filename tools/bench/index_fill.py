@@ -19,7 +19,7 @@ import lmdb
 from meshfusion.dpu.api.types import ChunkRecord, Extent, GroupKeys, Shard, ShardSize
 from meshfusion.dpu.index import Index
 from meshfusion.dpu.index_files import map_size_bytes
-from meshfusion.dpu.pool_create import DEFAULT_SEGMENT_BYTES, create_pool
+from meshfusion.dpu.pool_create import create_pool
 from meshfusion.dpu.pool_dir import PoolLayout, geometry_of, read_label
 from meshfusion.dpu.store.effects import Effect, OpenSegment, PutChunk
 from meshfusion.jbof.format import DATA_START_LBA, LBA_BYTES, header_lba_count, shard_lba_count
@@ -31,9 +31,10 @@ UNIT_BYTES: Final = 256 << 10
 UNIT_COUNT: Final = 4
 CHUNK_TOKENS: Final = 64
 IDENTITY: Final = b"I" * 32
+_SEGMENT_BYTES: Final = 64 << 20
 SHARD: Final = ShardSize(0, UNIT_BYTES, UNIT_COUNT)
 _CHUNK_LBAS: Final = shard_lba_count(UNIT_BYTES, UNIT_COUNT)
-_SEGMENT_CHUNKS: Final = (DEFAULT_SEGMENT_BYTES // LBA_BYTES - SEGMENT_HEADER_LBAS) // _CHUNK_LBAS
+_SEGMENT_CHUNKS: Final = (_SEGMENT_BYTES // LBA_BYTES - SEGMENT_HEADER_LBAS) // _CHUNK_LBAS
 _FREE_SEGMENTS: Final = 256
 _GROUP_EFFECTS: Final = 20_000
 
@@ -60,11 +61,11 @@ def prompt_keys(prompt: int) -> GroupKeys:
 def fill_pool(path: Path, chunk_count: int, progress: Callable[[str], None]) -> Filled:
     """A new pool at ``path``; its data is a sparse file beside it."""
     segment_count = -(-chunk_count // _SEGMENT_CHUNKS) + _FREE_SEGMENTS
-    size_bytes = DATA_START_LBA * LBA_BYTES + segment_count * DEFAULT_SEGMENT_BYTES
+    size_bytes = DATA_START_LBA * LBA_BYTES + segment_count * _SEGMENT_BYTES
     data = path.with_suffix(".data")
     data.touch()
     os.truncate(data, size_bytes)
-    create_pool(path, size_bytes=size_bytes, data_path=data)
+    create_pool(path, size_bytes=size_bytes, segment_bytes=_SEGMENT_BYTES, data_path=data)
     layout = PoolLayout(path)
     geometry = geometry_of(read_label(layout))
     assert _SEGMENT_CHUNKS * _CHUNK_LBAS + summary_lba_count(_SEGMENT_CHUNKS) < geometry.segment_lba_count

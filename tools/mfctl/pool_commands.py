@@ -60,9 +60,13 @@ def pool() -> None:
     help="Size of the data on each drive, for example 4GiB.",
 )
 @click.option(
-    "--segment-size", "segment_bytes", callback=parse_size, default="64MiB", show_default=True, metavar="SIZE",
+    "--segment-size",
+    "segment_bytes",
+    callback=_size_or_none,
+    metavar="SIZE",
+    show_default="64MiB, or 1/2048 of the size where that is more",
     help="Unit of reclaim.",
-)  # fmt: skip
+)
 @click.option(
     "--data-path", "data_paths", type=PATH, multiple=True,
     help="Block device or file for the data; default: a file inside PATH. Several times: a drive for each.",
@@ -80,7 +84,7 @@ def pool() -> None:
 def create(
     path: Path,
     size_bytes: int,
-    segment_bytes: int,
+    segment_bytes: int | None,
     data_paths: tuple[Path, ...],
     drive_count: int | None,
     force: bool,
