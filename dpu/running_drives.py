@@ -33,6 +33,7 @@ from meshfusion.jbof.errors import MediaError
 from meshfusion.jbof.pool_addresses import drive_of_segment, namespace_of
 from meshfusion.jbof.segments import SegmentRecord, SegmentTable
 from meshfusion.jbof.shelf import DriveWear, Shelf, ShelfDrive
+from meshfusion.jbof.wear.rate import WriteRate
 
 logger = logging.getLogger("meshfusion.drives")
 
@@ -97,6 +98,8 @@ class RunningDrives:
         self._open = {one.drive.number: one for one in opened.drives}
         self._paths = {one.drive.number: (one.drive.path, one.drive.label.drive_uuid) for one in opened.drives}
         self._health: dict[int, Health] = {}
+        self._rates: dict[int, WriteRate] = {}
+        self._months_left: dict[int, float | None] = {}
         self._reached_since: dict[int, int] = {}  # drive -> the version that it came with
         self._known: dict[str, int] = {}  # holder -> the version that it was told last
         self._leaving: set[int] = set()
@@ -255,6 +258,8 @@ class RunningDrives:
     ) -> None:
         self._health[number] = health
         self.saw(now_s, number, HealthRead(health))
+        self._rates.setdefault(number, WriteRate()).saw(now_s, health.written_bytes)
+        self._months_left[number] = self._rates[number].months_left(health.percentage_used, endurance_bytes)
         wear = DriveWear(min(health.percentage_used, 255), health.written_bytes, endurance_bytes)
         if number in self.shelf.numbers:
             self.shelf.wear(number, wear, domain)
@@ -304,7 +309,8 @@ class RunningDrives:
         del self._paths[number]
         self._unindexed.discard(number)
         self._reached_since.pop(number, None)
-        self._health.pop(number, None)
+        for known in (self._health, self._rates, self._months_left):
+            known.pop(number, None)
         self.problems.pop(number, None)
         self.suspects.pop(number, None)
         self.version += 1
@@ -324,6 +330,7 @@ class RunningDrives:
             size_bytes=one.drive.geometry.capacity_bytes if one else 0,
             percentage_used=health.percentage_used if health else -1,
             problem=self.problems.get(number, ""),
+            months_left=-1.0 if (months := self._months_left.get(number)) is None else months,
         )
 
 

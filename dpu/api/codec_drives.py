@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
 from meshfusion.dpu.api import drive_types as t
-from meshfusion.dpu.api.limits import MAX_NAMESPACES, check_count, check_id, check_int, check_text
+from meshfusion.dpu.api.limits import MAX_NAMESPACES, check_count, check_id, check_int, check_text, malformed
 from meshfusion.dpu.api.v1 import chunk_pb2 as pb
 
 _MAX_REASONS = 64
@@ -21,6 +23,7 @@ def drive_status_to_pb(s: t.DriveStatus) -> pb.DriveStatus:
         size_bytes=s.size_bytes,
         percentage_used=s.percentage_used,
         problem=s.problem,
+        months_left=s.months_left,
     )
 
 
@@ -36,7 +39,14 @@ def drive_status_from_pb(m: pb.DriveStatus) -> t.DriveStatus:
         size_bytes=check_int("drive.size_bytes", m.size_bytes),
         percentage_used=check_int("drive.percentage_used", m.percentage_used, -1, _MAX_PERCENTAGE),
         problem=check_text("drive.problem", m.problem),
+        months_left=_months(m.months_left),
     )
+
+
+def _months(value: float) -> float:
+    if math.isnan(value) or (value < 0 and value != -1):
+        raise malformed("drive.months_left", f"is {value}; it must be -1, or not negative")
+    return value
 
 
 def drives_reply_to_pb(drives: tuple[t.DriveStatus, ...]) -> pb.DrivesReply:

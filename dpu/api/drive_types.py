@@ -10,7 +10,8 @@ from typing import Protocol
 class DriveStatus:
     """``state`` as :class:`~meshfusion.jbof.drives.life_words.State` names it; ``reasons``: why it is not simply
     online. ``problem``: what was found wrong with it last; "" for nothing. ``segment_count``: 0 while it was never
-    here. ``percentage_used``: of its life, -1 where that is not known."""
+    here. ``percentage_used``: of its life, -1 where that is not known. ``months_left``: at the rate of the last day,
+    infinite when nothing is written, -1 where it is not known."""
 
     number: int
     state: str
@@ -21,6 +22,7 @@ class DriveStatus:
     size_bytes: int
     percentage_used: int
     problem: str = ""
+    months_left: float = -1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,16 +32,22 @@ _SERIAL = click.option(
 def drives(pool: Path, output_format: str) -> None:
     """Show the drives of the pool in POOL by their numbers, and what is wrong with one.
 
-    Where a service runs it says how it uses them; else it is said what the next one would find.
+    Where a service runs it says how it uses them, and how long an NVMe drive lasts at the rate of the last day (an hour
+    at least); else it is said what the next one would find.
     """
     rows = _source(pool).rows()
     if output_format == "json":
         print_json({"drives": rows})
         return
     print_table(
-        ["NUMBER", "STATE", "SEGMENTS", "SIZE", "SERIAL", "WHERE"],
+        ["NUMBER", "STATE", "SEGMENTS", "SIZE", "USED", "MONTHS LEFT", "SERIAL", "WHERE"],
         [
-            (row["number"], row["state"], row["segments"], format_bytes(row["size_bytes"]), row["serial"], row["path"])
+            (
+                *(row["number"], row["state"], row["segments"], format_bytes(row["size_bytes"])),
+                "-" if row["percentage_used"] is None else f"{row['percentage_used']} %",
+                "-" if row["months_left"] is None else f"{row['months_left']:.0f}",
+                *(row["serial"], row["path"]),
+            )
             for row in rows
         ],
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -73,6 +74,7 @@ class _Served:
             "serial": drive.serial,
             "path": drive.path,
             "percentage_used": drive.percentage_used if drive.percentage_used >= 0 else None,
+            "months_left": drive.months_left if 0 <= drive.months_left < math.inf else None,
             "reasons": list(drive.reasons),
             "problem": drive.problem,
             "next_step": steps.get(drive.state, ""),
@@ -94,6 +96,7 @@ class _AtRest:
                 "serial": drive.label.drive_name,
                 "path": str(drive.path),
                 "percentage_used": None,
+                "months_left": None,
                 "reasons": [],
                 "problem": "; ".join(drive.label_problems),
                 "next_step": "mfctl pool repair, when nobody uses the pool" if drive.label_problems else "",
@@ -109,6 +112,7 @@ class _AtRest:
                 "serial": "",
                 "path": "",
                 "percentage_used": None,
+                "months_left": None,
                 "reasons": [],
                 "problem": drive.problem.message,
                 "next_step": drive.problem.next_step,

@@ -474,7 +474,7 @@ class DrivesRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DriveStatus(_message.Message):
-    __slots__ = ("number", "state", "reasons", "path", "serial", "segment_count", "size_bytes", "percentage_used", "problem")
+    __slots__ = ("number", "state", "reasons", "path", "serial", "segment_count", "size_bytes", "percentage_used", "problem", "months_left")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     REASONS_FIELD_NUMBER: _ClassVar[int]
@@ -484,6 +484,7 @@ class DriveStatus(_message.Message):
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     PERCENTAGE_USED_FIELD_NUMBER: _ClassVar[int]
     PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    MONTHS_LEFT_FIELD_NUMBER: _ClassVar[int]
     number: int
     state: str
     reasons: _containers.RepeatedScalarFieldContainer[str]
@@ -493,7 +494,8 @@ class DriveStatus(_message.Message):
     size_bytes: int
     percentage_used: int
     problem: str
-    def __init__(self, number: _Optional[int] = ..., state: _Optional[str] = ..., reasons: _Optional[_Iterable[str]] = ..., path: _Optional[str] = ..., serial: _Optional[str] = ..., segment_count: _Optional[int] = ..., size_bytes: _Optional[int] = ..., percentage_used: _Optional[int] = ..., problem: _Optional[str] = ...) -> None: ...
+    months_left: float
+    def __init__(self, number: _Optional[int] = ..., state: _Optional[str] = ..., reasons: _Optional[_Iterable[str]] = ..., path: _Optional[str] = ..., serial: _Optional[str] = ..., segment_count: _Optional[int] = ..., size_bytes: _Optional[int] = ..., percentage_used: _Optional[int] = ..., problem: _Optional[str] = ..., months_left: _Optional[float] = ...) -> None: ...
 
 class DrivesReply(_message.Message):
     __slots__ = ("drives",)

@@ -29,6 +29,7 @@ STATUS = st.builds(
     segment_count=st.integers(0, 1 << 40),
     size_bytes=st.integers(0, 1 << 60),
     percentage_used=st.integers(-1, 255),
+    months_left=st.just(-1.0) | st.floats(0.0),
     problem=TEXT,
 )
 ONE = t.DriveStatus(1, "gone", ("it is not there",), "/dev/a", "S1", 5, 5 << 20, 3, "no such file")
@@ -60,7 +61,8 @@ def test_what_is_told_arrives(drives: tuple[t.DriveStatus, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [{"state": ""}, {"percentage_used": 256}, {"percentage_used": -2}, {"path": "x" * 5000}]
+    "changes",
+    [{"state": ""}, {"percentage_used": 256}, {"percentage_used": -2}, {"path": "x" * 5000}, {"months_left": -2.0}],
 )
 def test_what_no_drive_says_is_refused(changes: dict[str, object]) -> None:
     message = codec.drive_status_to_pb(ONE)
