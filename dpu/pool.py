@@ -480,14 +480,18 @@ class Pool:
 
     def _tick_loop(self) -> None:
         while not self._stop.wait(TICK_S):
-            now_s = self._clock()
-            with self._mutex:
-                self._store.tick(now_s)
-                self._submit(self._store.summarize(now_s))
-                if self._exports is not None and self._store.holders.to_cut_off():
-                    self._exports.wake()
-            self._probe_holders(now_s)
-            self._tend(now_s)
+            for do in (self._tick, self._probe_holders, self._tend):
+                try:
+                    do(self._clock())
+                except Exception:  # without ticks nothing would lapse, and nobody would be fenced, from then on
+                    logger.exception("a part of the pool's tick failed")
+
+    def _tick(self, now_s: float) -> None:
+        with self._mutex:
+            self._store.tick(now_s)
+            self._submit(self._store.summarize(now_s))
+            if self._exports is not None and self._store.holders.to_cut_off():
+                self._exports.wake()
 
     def _tend(self, now_s: float) -> None:
         """Lookups come in between."""

@@ -218,10 +218,14 @@ def refuse_old_index(medium: BlockMedium, label: Label, index_epoch: int, direct
 
 
 class FileMedium:
-    """A file or block device as a :class:`BlockMedium`."""
+    """A file or block device as a :class:`BlockMedium`, for several threads: what is under way when it is closed ends
+    in the same file, and what comes later is a :class:`~meshfusion.jbof.media.faults.DataFileError`."""
 
     def __init__(self, data: DataFile) -> None:
         self._data = data
+        self._counting = threading.Lock()
+        self._users = 0
+        self._is_closed = False
 
     @classmethod
     def open(cls, path: Path) -> FileMedium:
@@ -243,39 +247,63 @@ class FileMedium:
 
     @property
     def place(self) -> Place:
-        return self._data.place
+        with self._using() as data:
+            return data.place
 
     def read_blocks(self, lba: int, lba_count: int) -> bytes:
         with AlignedBuffer(lba_count * LBA_BYTES) as buffer:
-            self._data.read_into(lba, buffer.view)
+            self.read_into(lba, buffer.view)
             return bytes(buffer.view)
 
     def read_into(self, lba: int, buffer: memoryview) -> None:
         """``buffer``: of an :class:`~meshfusion.jbof.media.buffer.AlignedBuffer`, whole blocks."""
-        self._data.read_into(lba, buffer)
+        with self._using() as data:
+            data.read_into(lba, buffer)
 
     def write_from(self, lba: int, buffer: memoryview) -> None:
         """As :meth:`read_into`."""
         if not self._data.writable:
             raise DataFileError(MediaFault.READ_ONLY, "is read-only", self._data.path, offset_bytes=lba * LBA_BYTES)
-        self._data.write_from(lba, buffer)
+        with self._using() as data:
+            data.write_from(lba, buffer)
 
     def write_blocks(self, lba: int, data: bytes) -> None:
-        if not self._data.writable:
-            raise DataFileError(MediaFault.READ_ONLY, "is read-only", self._data.path, offset_bytes=lba * LBA_BYTES)
         with AlignedBuffer(len(data)) as buffer:
             buffer.view[:] = data
-            self._data.write_from(lba, buffer.view)
+            self.write_from(lba, buffer.view)
 
     def flush(self) -> None:
-        self._data.flush()
+        with self._using() as data:
+            data.flush()
 
     def deallocate(self, lba: int, lba_count: int) -> bool:
-        return self._data.deallocate(lba, lba_count)
+        with self._using() as data:
+            return data.deallocate(lba, lba_count)
 
     @property
     def deallocated_reads_zeros(self) -> bool:
         return not self._data.is_device
 
     def close(self) -> None:
-        self._data.close()
+        """At once, or when the last of those who use it is done: a drive that hangs holds up nobody here."""
+        with self._counting:
+            is_last = not self._users and not self._is_closed
+            self._is_closed = True
+        if is_last:
+            self._data.close()
+
+    @contextlib.contextmanager
+    def _using(self) -> Iterator[DataFile]:
+        """A descriptor that is closed meanwhile could be another file's by then."""
+        with self._counting:
+            if self._is_closed:
+                raise DataFileError(MediaFault.MISSING, "is not in use any more", self._data.path)
+            self._users += 1
+        try:
+            yield self._data
+        finally:
+            with self._counting:
+                self._users -= 1
+                is_last = self._is_closed and not self._users
+            if is_last:
+                self._data.close()

@@ -77,7 +77,10 @@ class TransactionWriter:
                 self._apply([entry])
             return
         for ticket, _ in batch:
-            self._settle(ticket, error)
+            try:
+                self._settle(ticket, error)
+            except Exception:  # what is durable is durable, and others wait for this thread
+                logger.exception("an index transaction was carried out, and what follows from it failed")
         with self._settled:
             self._last_settled = batch[-1][0]
             if error is not None:

@@ -61,6 +61,8 @@ class Tidier:
                     pass
             except MeshFusionError as error:
                 logger.warning("a segment was not given up: %s", error)
+            except Exception:  # a bug over one segment must not end what keeps others free
+                logger.exception("a segment was not given up")
 
     def tidy_one(self) -> bool:
         """Give one segment up; False when enough are free, or none can be. Raises what the medium raises, and then the

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from operator import lt
 
 from meshfusion.dpu.api import types as api
-from meshfusion.dpu.api.limits import MAX_GROUPS, MAX_SHARDS
+from meshfusion.dpu.api.limits import MAX_GROUPS, MAX_INT, MAX_SHARDS
 from meshfusion.dpu.store.effects import HolderRecord
 from meshfusion.dpu.store.grants import Grant
 from meshfusion.dpu.store.segments import SegmentSizes
@@ -19,7 +19,6 @@ SERVED_TENANT = "default"
 _INCARNATION = re.compile(r"[0-9A-Za-z_-]{1,64}")  # it names a file
 
 _U32_MAX = 2**32 - 1  # what an index record and a chunk header can hold
-_U64_MAX = 2**64 - 1
 
 
 def refuse_unserved(request: api.AttachRequest) -> None:
@@ -68,7 +67,7 @@ def refuse_item(item: api.ReserveItem, geometry: SegmentSizes) -> None:
             next_step=f"use one copy, a group from 0 to {MAX_GROUPS - 1}, and shards of rank 0 and rising ranks below "
             f"{MAX_SHARDS}",
         )
-    if not (0 < item.token_count <= _U32_MAX and 0 <= item.position_tokens <= _U64_MAX):
+    if not (0 < item.token_count <= _U32_MAX and 0 <= item.position_tokens <= MAX_INT):
         raise ServiceError(
             f"token_count {item.token_count} or position_tokens {item.position_tokens} is out of range",
             next_step=f"use 1 to {_U32_MAX} tokens at a position from 0",

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Collection, Iterator
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from meshfusion.jbof.policy.chain import Indexes, Keys
 
+LAST_POSITION: Final = 2**32 - 1
+
 
 class GroupMembers(NamedTuple):
-    """Chunks of one of the policy's groups: the first 64 bits of each one's key, and its index in its chain."""
+    """Chunks of one of the policy's groups: the first 64 bits of each one's key, and its index in its chain; what lies
+    behind :data:`LAST_POSITION`, as writers may say, counts as if it lay there."""
 
     group: int
     keys: Keys
@@ -55,7 +58,7 @@ class Members:
         columns = self._columns.setdefault(segment, _Columns())
         columns.keys.append(key)
         columns.groups.append(group)
-        columns.positions.append(position)
+        columns.positions.append(min(position, LAST_POSITION))
 
     def by_group(self, segment: int) -> list[GroupMembers]:
         """Copies: what is added later is not in them."""

@@ -4,8 +4,10 @@ a medium that refuses one of these costs."""
 from __future__ import annotations
 
 import errno
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -18,7 +20,7 @@ from meshfusion.jbof.epoch_record import last_epoch
 from meshfusion.jbof.errors import MediaError
 from meshfusion.jbof.format import LBA_BYTES
 from meshfusion.jbof.media.faults import DataFileError, MediaFault
-from meshfusion.jbof.media.file import DataFile, open_data_file
+from meshfusion.jbof.media.file import Buffer, DataFile, open_data_file
 from meshfusion.jbof.segment_format import SummaryEntry, decode_segment_header, decode_summary
 from tests.dpu.pool_cases import DEADLINE_S, FULL_SEGMENT_UNITS, SEGMENT_COUNT, Holder, key, make_pool
 from tests.jbof.loop_devices import loop_device_of
@@ -220,3 +222,28 @@ def test_on_a_block_device(tmp_path: Path) -> None:
             for i in range(2 * SEGMENT_COUNT):
                 assert holder.put(i, FULL_SEGMENT_UNITS)
             assert counter(pool, "segments_deallocated") + counter(pool, "deallocations_unsupported") == 12
+
+
+def test_a_file_stays_open_until_its_last_user_is_done(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = open_data_file(PoolLayout(path).data, writable=True)
+    medium = FileMedium(data)
+    is_reading, may_read = threading.Event(), threading.Event()
+    read_into = data.read_into
+
+    def slow(lba: int, buffer: Buffer) -> None:
+        is_reading.set()
+        assert may_read.wait(DEADLINE_S)
+        read_into(lba, buffer)
+
+    monkeypatch.setattr(data, "read_into", slow)
+    with ThreadPoolExecutor(1) as pool:
+        label = pool.submit(medium.read_blocks, 0, 1)
+        assert is_reading.wait(DEADLINE_S)
+        medium.close()
+        with pytest.raises(DataFileError, match="not in use any more"):
+            medium.flush()
+        may_read.set()
+        assert label.result() == PoolLayout(path).data.read_bytes()[:LBA_BYTES]
+    with pytest.raises(AssertionError, match="used after close"):
+        data.flush()
+    medium.close()

@@ -13,6 +13,7 @@ from pathlib import Path
 import lmdb
 import pytest
 
+from meshfusion.dpu import pool as pool_module
 from meshfusion.dpu.api.types import ReserveOutcome
 from meshfusion.dpu.index_errors import index_error
 from meshfusion.dpu.pool import Pool
@@ -20,6 +21,7 @@ from meshfusion.dpu.pool_inspect import check_pool
 from meshfusion.jbof.errors import FormatError, MediaError
 from meshfusion.jbof.media.faults import DataFileError, MediaFault
 from tests.dpu.pool_cases import DEADLINE_S, FULL_SEGMENT_UNITS, SIZE_BYTES, Holder, make_pool
+from tests.host.support.waiting import until
 from tests.jbof.loop_devices import loop_device_of, privileged
 
 KEPT = 2  # full segments, saved before there is trouble
@@ -225,3 +227,19 @@ def test_a_sparse_file_whose_disk_fills_up(tmp_path: Path) -> None:
         assert check_pool(tmp_path / "pool", lambda checked, total: None).damaged == ()
     finally:
         subprocess.run(["umount", "--lazy", str(data)], check=True)
+
+
+def test_a_tick_that_fails_is_told_and_the_next_one_comes(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ticks: list[float] = []
+
+    def fail(now_s: float) -> None:
+        ticks.append(now_s)
+        raise KeyError("as of a bug")
+
+    monkeypatch.setattr(pool_module, "TICK_S", 0.01)
+    with Pool.open(path) as pool:
+        monkeypatch.setattr(pool._store, "tend", fail)
+        until(lambda: len(ticks) > 2, what="for ticks")
+    assert "a part of the pool's tick failed" in caplog.text

@@ -7,13 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from meshfusion.dpu import tidier
 from meshfusion.dpu.api import types as api
 from meshfusion.dpu.pool import Pool, PoolOptions, check_pool
+from meshfusion.dpu.pool_medium import FileMedium
 from meshfusion.dpu.store.curator import WritesEverything
 from meshfusion.dpu.tidier import Tidier
 from meshfusion.jbof.errors import MediaError
 from meshfusion.jbof.media.faults import DataFileError, MediaFault
 from tests.dpu.pool_cases import DEADLINE_S, Holder, key, make_pool
+from tests.host.support.waiting import until
 
 OPTIONS = PoolOptions(free_fraction=0.5)  # three of six
 
@@ -140,3 +143,30 @@ def test_a_medium_that_fails_costs_nothing_that_is_there(path: Path, monkeypatch
 
 def _request(holder: Holder) -> api.MatchRequest:
     return api.MatchRequest(holder.id, "reader", 16, (api.GroupKeys(0, (key(0),), (0,)),))
+
+
+def test_a_defect_over_one_segment_does_not_end_the_thread(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(now_s: float, chunks: Sequence[api.ChunkRecord], allowed_bytes: int) -> list[api.ChunkRecord]:
+        raise OverflowError("as of a bug")
+
+    monkeypatch.setattr(tidier, "INTERVAL_S", 0.01)
+    with Pool.open(path, OPTIONS) as pool, Holder(pool) as holder:
+        fill(holder)
+        with monkeypatch.context() as patch:
+            patch.setattr(pool._store._curator, "worth_keeping", fail)
+            pool._tidier._thread.start()
+            until(lambda: "as of a bug" in caplog.text, what="for the defect")
+        until(lambda: counts(pool)[0] == 3, what="for what is free")
+
+
+def test_a_file_that_is_closed_while_chunks_move_is_a_drive_that_left(path: Path) -> None:
+    with Pool.open(path, OPTIONS) as pool, Holder(pool) as holder:
+        pool._store._curator = KeepsSome(0, 1)
+        fill(holder)
+        former = FileMedium.open(path / "data")
+        former.close()
+        pool._tidier._drives = lambda: {1: former}
+        assert pool._tidier.tidy_one()
+        assert found(holder, *range(20)) == list(range(5, 20))
