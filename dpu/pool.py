@@ -38,7 +38,7 @@ from meshfusion.dpu.pool_drives import PoolDrives, find_drives
 from meshfusion.dpu.pool_inspect import CheckReport, check_pool, inspect_pool
 from meshfusion.dpu.pool_shelf import OpenDrives
 from meshfusion.dpu.pool_status import list_chunks, status_of
-from meshfusion.dpu.pool_tending import Policy, make_curator, unadopted
+from meshfusion.dpu.pool_tending import ADOPTED_CHUNKS, Policy, make_curator, unadopted
 from meshfusion.dpu.pool_writer import TransactionWriter
 from meshfusion.dpu.running_drives import DriveOptions, RunningDrives
 from meshfusion.dpu.store.checks import refuse_other_exports, refuse_unserved
@@ -495,11 +495,13 @@ class Pool:
 
     def _tend(self, now_s: float) -> None:
         """Lookups come in between."""
-        if self._unadopted:
+        adopted = 0
+        while self._unadopted and adopted < ADOPTED_CHUNKS:
             record = self._unadopted.pop()
-            chunks = self._index.chunks_in(record)
+            chunks = self._index.chunks_in(record) or ()
+            adopted += len(chunks) + ADOPTED_CHUNKS // 64  # an empty one takes its time, too
             with self._mutex:
-                self._store.adopt(now_s, record, chunks or ())
+                self._store.adopt(now_s, record, chunks)
         with self._mutex:
             self._store.tend(now_s)
 

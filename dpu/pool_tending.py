@@ -16,6 +16,10 @@ _MOST_CHUNKS: Final = 1 << 23
 """More are remembered for a shorter time: 160 MiB for each KV group is the most that is taken."""
 
 
+ADOPTED_CHUNKS: Final = 4096
+"""That the curator is told of in a second, of those that were there before: some hundredths of a second's work."""
+
+
 class Policy(enum.Enum):
     """docs/medium-policies.md"""
 

@@ -358,13 +358,12 @@ class SegmentTable:
         victim = self._victim(may_reclaim)
         return None if victim is None else self._record(victim)
 
-    def room_worth(self, free_fraction: float, may_reclaim: Callable[[int], bool]) -> float:
-        """The worth of the segment that would go next; 0 while more than this is free, or while it is not known."""
-        if len(self._free) > int(free_fraction * self.geometry.segment_count):
-            return 0.0
-        victim = self._victim(may_reclaim)
-        worth = UNVALUED if victim is None else self._segments[victim].worth
-        return 0.0 if worth == UNVALUED else worth
+    def is_scarce(self, free_fraction: float) -> bool:
+        """Is no more than this free, so that what is written costs what goes next?"""
+        return len(self._free) <= int(free_fraction * self.geometry.segment_count)
+
+    def is_sealed(self, segment: int) -> bool:
+        return self._segments[segment].state is SegmentState.SEALED
 
     def hold(self, index: int) -> None:
         """It is made ready to be given up: nobody else reclaims it until it is let go."""

@@ -271,10 +271,13 @@ class Shelf:
                 return found
         return None
 
-    def room_worth(self, free_fraction: float, may_reclaim: Callable[[int], bool]) -> float:
-        """As of one drive; of several the least, since that is where room is made first."""
-        takers = (drive.segments for drive in self._drives.values() if drive.takes_segments)
-        return min((segments.room_worth(free_fraction, may_reclaim) for segments in takers), default=0.0)
+    def is_scarce(self, free_fraction: float) -> bool:
+        """As of one drive, on all that take segments."""
+        return all(drive.segments.is_scarce(free_fraction) for drive in self._drives.values() if drive.takes_segments)
+
+    def is_sealed(self, segment: int) -> bool:
+        drive = self._drives.get(drive_of_segment(segment))
+        return drive is not None and drive.segments.is_sealed(segment)
 
     def hold(self, segment: int) -> None:
         self._of(segment).hold(segment)

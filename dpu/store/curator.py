@@ -86,6 +86,9 @@ class Curator(Protocol):
     def used(self, segments: Iterable[int]) -> None:
         """Chunks in these are being read."""
 
+    def least_worth(self) -> float:
+        """About that of the segment that goes next; 0 while none is valued."""
+
     def forget_holder(self, holder_id: str) -> None: ...
 
     def tend(self, now_s: float, allowed_bytes: int) -> None:
@@ -130,6 +133,9 @@ class WritesEverything:
 
     def used(self, segments: Iterable[int]) -> None:
         pass
+
+    def least_worth(self) -> float:
+        return 0.0
 
     def forget_holder(self, holder_id: str) -> None:
         pass
@@ -188,6 +194,9 @@ class LearningCurator:
 
     def used(self, segments: Iterable[int]) -> None:
         self._used.update(segments)
+
+    def least_worth(self) -> float:
+        return min(self._worths.values(), default=0.0)
 
     def forget_holder(self, holder_id: str) -> None:
         self._asked.forget_holder(holder_id)
@@ -288,10 +297,10 @@ class LearningCurator:
             self._add(move.after, _segments_of(move.after))
 
     def emptied(self, segment: int) -> None:
+        worth = self._worths.pop(segment, 0.0)
         if self._members.count_in(segment):
             for members in self._members.by_group(segment):
                 self._policy.on_dropped(members.group, members.keys)
-            worth = self._worths.pop(segment, 0.0)
             self._policy.victim([SegmentStats(segment, 1, worth, 0)])  # it learns the price of room from these
         self._members.clear(segment)
 
@@ -327,8 +336,10 @@ class LearningCurator:
         density, size = np.concatenate(densities), np.concatenate(sizes)
         lost = ~self._policy.keep(density, _rewritable(size, allowed_bytes))
         room_bytes = self._segments.geometry.segment_bytes - float(size[~lost].sum())
-        self._worths[segment] = float((density * size)[lost].sum()) / room_bytes
-        self._segments.valued(segment, self._worths[segment])
+        worth = float((density * size)[lost].sum()) / room_bytes
+        self._segments.valued(segment, worth)
+        if self._segments.is_sealed(segment):
+            self._worths[segment] = worth
 
     # ---- inside --------------------------------------------------------------------------------------------------
 

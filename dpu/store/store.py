@@ -405,7 +405,8 @@ class Store:
     def tend(self, now_s: float) -> None:
         """Value some segments anew; a bounded piece of work, to be called now and then."""
         self._curator.tend(now_s, self._tidying.allowed_bytes)
-        self._room_worth = self.segments.room_worth(self.options.free_fraction, self._may_reclaim)
+        is_scarce = self.segments.is_scarce(self.options.free_fraction)
+        self._room_worth = self._curator.least_worth() if is_scarce else 0.0
 
     def adopt(self, now_s: float, record: SegmentRecord, chunks: Iterable[api.ChunkRecord]) -> None:
         """These chunks lie in this segment since an earlier life of the service; to be told once."""

@@ -138,6 +138,42 @@ def test_all_of_a_segment_is_counted_when_it_is_opened() -> None:
     assert put(shelf, FULL, 7201.0) is not None
 
 
+def test_room_is_scarce_when_no_drive_that_is_written_has_more_free_than_is_kept() -> None:
+    shelf = Shelf([drive(0), drive(1), drive(2, takes=False)])
+    assert not shelf.is_scarce(0.5)
+    free = {0: SEGMENTS, 1: SEGMENTS}
+    for now_s in range(2 * SEGMENTS):
+        segment = put(shelf, FULL, float(now_s))
+        assert segment is not None
+        free[drive_of_segment(segment)] -= 1
+        assert shelf.is_scarce(0.5) == (max(free.values()) <= SEGMENTS // 2)
+    assert shelf.is_scarce(0.0)
+
+
+def test_the_next_to_give_up_is_of_the_drive_that_lacks_most() -> None:
+    shelf = Shelf([drive(0), drive(1)])
+    filled = [put(shelf, FULL, float(i)) for i in range(2 * SEGMENTS)]
+    assert shelf.to_tidy(0.0, anything) is None
+    found = shelf.to_tidy(0.5, anything)
+    assert found is not None
+    assert found.segment in filled
+    shelf.hold(found.segment)
+    other = shelf.to_tidy(0.5, anything)
+    assert other is not None
+    assert other.segment != found.segment, "what is held is nobody else's"
+    shelf.pin_read(found.segment)
+    assert not shelf.may_give_up(found)
+    shelf.unpin_read(found.segment)
+    assert shelf.may_give_up(found)
+    record = shelf.give_up(found.segment)
+    assert (record.generation, shelf.is_readable(found.segment, found.generation)) == (found.generation + 1, False)
+    assert shelf.counts().free == 0
+    shelf.given_up(record)
+    shelf.let_go(found.segment)
+    assert shelf.counts().free == 1
+    assert drive_of_segment(shelf.to_tidy(0.5, anything).segment) != drive_of_segment(found.segment)  # type: ignore[union-attr]
+
+
 def test_what_takes_no_segments_is_still_read() -> None:
     kept = SegmentRecord(1, 7, 3)
     shelf = Shelf([drive(0, takes=False, records=[kept]), drive(1)], last_opened_seq=3)

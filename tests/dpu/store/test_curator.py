@@ -302,3 +302,16 @@ def open_all(segments: SegmentTable) -> list[int]:
         segments.opened(found)
         opened.append(found.segment)
     return opened
+
+
+def test_room_is_worth_what_the_least_of_the_sealed_segments_is(
+    curator: LearningCurator, policy: Scripted, segments: SegmentTable
+) -> None:
+    assert curator.least_worth() == 0.0
+    opened = open_all(segments)
+    policy.worth = {short(0): 3.0, short(1): 2.0, short(2): 0.5}
+    curator.stored([record(0, opened[0]), record(1, opened[1]), record(2, opened[3])])
+    curator.tend(1.0, 0)
+    assert curator.least_worth() == segments.worth(opened[1]), "the last one is open: it does not go next"
+    curator.emptied(opened[1])
+    assert curator.least_worth() == segments.worth(opened[0])
