@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from meshfusion.dpu.api import types as api
-from meshfusion.dpu.store.curator import GROUPS_MAX, LearningCurator, Offer, Scarcity
+from meshfusion.dpu.store.curator import GROUPS_MAX, JUDGED_CHAINS_MAX, LearningCurator, Offer, Scarcity
 from meshfusion.dpu.store.tidying import Move
 from meshfusion.jbof.policy.chain import Chain, Floats, Indexes, Keys, Mask
 from meshfusion.jbof.policy.density_policy import DensityPolicy
@@ -155,6 +155,19 @@ def test_nothing_is_written_behind_a_refused_chunk(curator: LearningCurator, pol
     assert admit(curator, offer(2), offer(3)) == [None, None]
     assert curator.counters == {"declined_gain": 1, "declined_ancestor": 2}
     assert admit(curator, offer(2, "another")) == [1], "which is another request's affair"
+
+
+def test_a_refusal_says_nothing_of_another_request_without_a_name(curator: LearningCurator, policy: Scripted) -> None:
+    policy.refused = {short(1)}
+    assert admit(curator, offer(1, ""), offer(2, "")) == [None, None]
+    assert admit(curator, offer(12, "")) == [1]
+    assert policy.matched[-1] == [short(12)]
+
+
+def test_what_is_offered_for_very_many_requests_is_not_all_judged(curator: LearningCurator, policy: Scripted) -> None:
+    offers = [offer(number, f"r{number}") for number in range(JUDGED_CHAINS_MAX + 2)]
+    policy.refused = {short(number) for number in range(len(offers))}
+    assert admit(curator, *offers) == [None] * JUDGED_CHAINS_MAX + [0, 0]
 
 
 def test_a_boundary_is_written_in_all_groups_or_in_none(curator: LearningCurator, policy: Scripted) -> None:
