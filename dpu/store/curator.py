@@ -21,7 +21,7 @@ from meshfusion.dpu.store.asked import AskedChain, AskedChains, ChainName, polic
 from meshfusion.dpu.store.members import Members
 from meshfusion.dpu.store.segments import Segments
 from meshfusion.dpu.store.tidying import Move
-from meshfusion.jbof.policy.chain import Chain, Floats
+from meshfusion.jbof.policy.chain import Chain, Floats, Mask
 from meshfusion.jbof.policy.medium_policy import MediumPolicy, Refusal, SegmentStats
 
 GROUPS_MAX = 64
@@ -330,9 +330,15 @@ class LearningCurator:
             sizes.append(np.full(len(keys), float(self._by_number[members.group].chunk_bytes)))
         density, size = np.concatenate(densities), np.concatenate(sizes)
         lost = ~self._policy.keep(density, _rewritable(size, allowed_bytes))
-        room_bytes = self._segments.geometry.segment_bytes - float(size[~lost].sum())
-        self._worths[segment] = float((density * size)[lost].sum()) / room_bytes
+        self._worths[segment] = float((density * size)[lost].sum()) / self._room_bytes(size, ~lost)
         self._segments.valued(segment, self._worths[segment])
+
+    def _room_bytes(self, sizes: Floats, kept: Mask) -> float:
+        """What is gained when a segment is given up and of its chunks the ``kept`` ones are written again. Together
+        they take no more than the segment: other shards of theirs lie elsewhere, and one size stands for a group."""
+        segment_bytes = self._segments.geometry.segment_bytes
+        total_bytes = float(sizes.sum())
+        return segment_bytes - float(sizes[kept].sum()) * min(1.0, segment_bytes / max(total_bytes, 1.0))
 
     # ---- inside --------------------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -226,6 +227,28 @@ def test_a_segment_is_worth_what_is_lost_for_the_room_that_is_gained(
         assert segments.worth(2) == pytest.approx(lost / room_bytes)
         chosen = curator.worth_keeping(1.0, [record(i, 2) for i in range(6)], allowed)
         assert [chunk.key for chunk in chosen] == [key(i) for i in sorted(kept, reverse=True)]
+
+
+def test_shards_that_lie_elsewhere_take_no_room(
+    curator: LearningCurator, policy: Scripted, segments: SegmentTable
+) -> None:
+    """Of four ranks, one in each segment: twenty chunks fill a segment, and together have four times its bytes."""
+    policy.price = 0.5
+
+    def of_four(number: int) -> api.ChunkRecord:
+        one = record(number, 0)
+        shards = tuple(
+            replace(one.shards[0], rank=rank, extent=replace(one.shards[0].extent, segment=rank)) for rank in range(4)
+        )
+        return replace(one, shards=shards)
+
+    curator.stored(of_four(number) for number in range(20))
+    open_all(segments)
+    chunk_bytes = 4 * 2 * 4096
+    assert 20 * chunk_bytes > 2 * GEOMETRY.segment_bytes
+    curator.tend(1.0, 100 * chunk_bytes)
+    room_bytes = GEOMETRY.segment_bytes / 2  # half of them are written again
+    assert [segments.worth(i) for i in range(4)] == [pytest.approx(10 * chunk_bytes / room_bytes)] * 4
 
 
 def test_chunks_that_were_moved_count_where_they_lie(
