@@ -14,6 +14,9 @@ from meshfusion.jbof.policy.chain import Indexes, Keys
 KEPT_CHUNKS = 1 << 20
 """Of all requests together, sixteen bytes each; the request asked longest ago goes first."""
 
+CHAIN_CHUNKS = 32
+"""A chain takes as much as so many chunks beside its own, also when it has none."""
+
 
 def policy_keys(keys: Sequence[bytes]) -> Keys:
     """The first 64 bits of each, which are as uniform as the digests that keys are."""
@@ -54,7 +57,8 @@ NOTHING_ASKED = AskedChain(np.zeros(0, np.intp), np.zeros(0, np.uint64))
 
 
 class AskedChains:
-    """The latest ones, ``kept_chunks`` together at most, and one of any length."""
+    """The latest ones, ``kept_chunks`` together at most, and one of any length. What was asked without a request's name
+    is not remembered: it belongs to nothing that comes later."""
 
     def __init__(self, kept_chunks: int = KEPT_CHUNKS) -> None:
         self._kept_chunks = kept_chunks
@@ -69,8 +73,10 @@ class AskedChains:
 
     def put(self, name: ChainName, chain: AskedChain) -> None:
         self._drop(name)
+        if not name.request_id:
+            return
         self._chains[name] = chain
-        self._chunk_count += len(chain.keys)
+        self._chunk_count += len(chain.keys) + CHAIN_CHUNKS
         while self._chunk_count > self._kept_chunks and len(self._chains) > 1:
             self._drop(next(iter(self._chains)))
 
@@ -81,4 +87,4 @@ class AskedChains:
     def _drop(self, name: ChainName) -> None:
         chain = self._chains.pop(name, None)
         if chain is not None:
-            self._chunk_count -= len(chain.keys)
+            self._chunk_count -= len(chain.keys) + CHAIN_CHUNKS

@@ -11,6 +11,7 @@ import sys
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -20,7 +21,7 @@ from meshfusion.dpu.store.asked import AskedChain, AskedChains, ChainName, polic
 from meshfusion.dpu.store.members import Members
 from meshfusion.dpu.store.segments import Segments
 from meshfusion.dpu.store.tidying import Move
-from meshfusion.jbof.policy.chain import Chain, Floats
+from meshfusion.jbof.policy.chain import Chain, Floats, Mask
 from meshfusion.jbof.policy.medium_policy import MediumPolicy, Refusal, SegmentStats
 
 GROUPS_MAX = 64
@@ -29,6 +30,9 @@ written, and are the first to go."""
 
 TENDED_CHUNKS = 16_384  # a few milliseconds' work
 ADOPTED_AGE_S = 600.0  # when what was there before was used last, nobody remembers
+JUDGED_CHAINS_MAX = 256
+"""Of one reservation, by request and KV group: a sixth of a second's work, while lookups wait. What is offered beyond
+them is written."""
 _OBSERVATIONS_MAX = 1024
 
 
@@ -208,7 +212,7 @@ class LearningCurator:
     ) -> list[int | None]:
         self._learn()
         classes: list[int | None] = [0] * len(offers)
-        for (request_id, number), at in _by_chain(offers).items():
+        for (request_id, number), at in islice(_by_chain(offers).items(), JUDGED_CHAINS_MAX):
             name = ChainName(holder_id, request_id, number)
             group = self._group_of(identity, offers[at[0]].item)
             if group is None or any(self._group_of(identity, offers[i].item) is not group for i in at):
@@ -335,11 +339,17 @@ class LearningCurator:
             sizes.append(np.full(len(keys), float(self._by_number[members.group].chunk_bytes)))
         density, size = np.concatenate(densities), np.concatenate(sizes)
         lost = ~self._policy.keep(density, _rewritable(size, allowed_bytes))
-        room_bytes = self._segments.geometry.segment_bytes - float(size[~lost].sum())
-        worth = float((density * size)[lost].sum()) / room_bytes
+        worth = float((density * size)[lost].sum()) / self._room_bytes(size, ~lost)
         self._segments.valued(segment, worth)
         if self._segments.is_sealed(segment):
             self._worths[segment] = worth
+
+    def _room_bytes(self, sizes: Floats, kept: Mask) -> float:
+        """What is gained when a segment is given up and of its chunks the ``kept`` ones are written again. Together
+        they take no more than the segment: other shards of theirs lie elsewhere, and one size stands for a group."""
+        segment_bytes = self._segments.geometry.segment_bytes
+        total_bytes = float(sizes.sum())
+        return segment_bytes - float(sizes[kept].sum()) * min(1.0, segment_bytes / max(total_bytes, 1.0))
 
     # ---- inside --------------------------------------------------------------------------------------------------
 

@@ -316,11 +316,14 @@ class Store:
     # ---- drives --------------------------------------------------------------------------------------------------
 
     def drive_is_gone(self, number: int) -> None:
-        """What is granted on it is not committed any more: whether what was written is on the drive that comes back,
-        nobody knows (rule 1). Its holders answer, and then its space is free again."""
-        self.counters["grants_lost_with_drives"] += self.grants.expire_in(
-            lambda segment: drive_of_segment(segment) == number
-        )
+        """What is granted on it is not committed any more, and what moves there has not moved: whether what was written
+        is on the drive that comes back, nobody knows (rule 1). Its holders answer, and then its space is free again."""
+
+        def is_lost(segment: int) -> bool:
+            return drive_of_segment(segment) == number
+
+        self.counters["grants_lost_with_drives"] += self.grants.expire_in(is_lost)
+        self._tidying.lose(is_lost)
 
     def forget(self, segment: int, chunks: Iterable[api.ChunkRecord]) -> Step[None]:
         """Of a drive that is being emptied, the chunks with a shard in this segment, in which nobody writes."""

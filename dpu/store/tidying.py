@@ -48,6 +48,7 @@ class Tidying:
         self._segments = segments
         self.segment: SegmentRecord | None = None
         self._moves: tuple[Move, ...] = ()
+        self._lost: set[bytes] = set()  # keys of moves whose new places went away meanwhile
         self._settling: dict[int, tuple[Move, ...]] = {}  # by ticket
         self._saved_bytes = 0
         self.counters: Counter[str] = Counter()
@@ -93,15 +94,22 @@ class Tidying:
                 kept.append(move)
         self._moves = tuple(kept)
 
+    def lose(self, is_lost: Callable[[int], bool]) -> None:
+        """Such segments went away, and may come back: whether what was written there is in them then, nobody knows."""
+        self._lost.update(
+            move.before.key for move in self._moves if any(is_lost(shard.extent.segment) for shard in move.after.shards)
+        )
+
     def moved(self, ticket: int, keys: Collection[bytes]) -> tuple[Move, ...]:
         """Those with these keys were written and flushed, the others were not, and are over. Returns what is to be made
         durable with this ticket."""
-        written = tuple(move for move in self._moves if move.before.key in keys)
+        written = tuple(move for move in self._moves if move.before.key in keys and move.before.key not in self._lost)
         for move in self._moves:
             if move not in written:
                 self._unpin(move)
                 self.counters["rewrites_failed"] += 1
         self._moves = ()
+        self._lost.clear()
         if written:
             self._settling[ticket] = written
         return written

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
 from meshfusion.dpu import tidier
 from meshfusion.dpu.api import types as api
+from meshfusion.dpu.chunk_mover import MovingMedium
 from meshfusion.dpu.pool import Pool, PoolOptions, check_pool
 from meshfusion.dpu.pool_medium import FileMedium
 from meshfusion.dpu.store.curator import WritesEverything
+from meshfusion.dpu.store.tidying import Move
 from meshfusion.dpu.tidier import Tidier
 from meshfusion.jbof.errors import MediaError
 from meshfusion.jbof.media.faults import DataFileError, MediaFault
@@ -170,3 +172,29 @@ def test_a_file_that_is_closed_while_chunks_move_is_a_drive_that_left(path: Path
         pool._tidier._drives = lambda: {1: former}
         assert pool._tidier.tidy_one()
         assert found(holder, *range(20)) == list(range(5, 20))
+
+
+def test_what_was_moved_to_a_drive_that_went_meanwhile_has_not_moved(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Pool.open(path, OPTIONS) as pool, Holder(pool) as holder:
+        pool._store._curator = KeepsSome(0, 1)
+        fill(holder)
+        carry_out = pool._tidier._mover.carry_out
+
+        def lose(moves: Sequence[Move], drives: Mapping[int, MovingMedium]) -> frozenset[bytes]:
+            written = carry_out(moves, drives)
+            with pool._mutex:
+                pool._store.drive_is_gone(0)  # and it is back at once: what was not flushed is lost
+            return written
+
+        with monkeypatch.context() as patch:
+            patch.setattr(pool._tidier._mover, "carry_out", lose)
+            assert pool._tidier.tidy_one()
+        assert found(holder, *range(20)) == list(range(5, 20))
+        assert not pool._store.own_pins()
+        figures = dict(pool.status(deadline_s=DEADLINE_S).counters)
+        assert (figures["rewrites_failed"], figures.get("rewritten_chunks", 0)) == (2, 0)
+        pool._store._curator = KeepsSome(5)
+        assert pool._tidier.tidy_one(), "and what moves later, does"
+        assert found(holder, *range(5, 10)) == [5]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from meshfusion.dpu.api import types as api
-from meshfusion.dpu.store.curator import GROUPS_MAX, LearningCurator, Offer, Scarcity
+from meshfusion.dpu.store.curator import GROUPS_MAX, JUDGED_CHAINS_MAX, LearningCurator, Offer, Scarcity
 from meshfusion.dpu.store.tidying import Move
 from meshfusion.jbof.policy.chain import Chain, Floats, Indexes, Keys, Mask
 from meshfusion.jbof.policy.density_policy import DensityPolicy
@@ -157,6 +158,19 @@ def test_nothing_is_written_behind_a_refused_chunk(curator: LearningCurator, pol
     assert admit(curator, offer(2, "another")) == [1], "which is another request's affair"
 
 
+def test_a_refusal_says_nothing_of_another_request_without_a_name(curator: LearningCurator, policy: Scripted) -> None:
+    policy.refused = {short(1)}
+    assert admit(curator, offer(1, ""), offer(2, "")) == [None, None]
+    assert admit(curator, offer(12, "")) == [1]
+    assert policy.matched[-1] == [short(12)]
+
+
+def test_what_is_offered_for_very_many_requests_is_not_all_judged(curator: LearningCurator, policy: Scripted) -> None:
+    offers = [offer(number, f"r{number}") for number in range(JUDGED_CHAINS_MAX + 2)]
+    policy.refused = {short(number) for number in range(len(offers))}
+    assert admit(curator, *offers) == [None] * JUDGED_CHAINS_MAX + [0, 0]
+
+
 def test_a_boundary_is_written_in_all_groups_or_in_none(curator: LearningCurator, policy: Scripted) -> None:
     other = api.ReserveItem(bytes([9]) * 32, 1, TOKENS, TOKENS, SIZES, request_id="r")
     policy.refused = {int(np.frombuffer(bytes([9]) * 8, np.uint64)[0])}
@@ -213,6 +227,28 @@ def test_a_segment_is_worth_what_is_lost_for_the_room_that_is_gained(
         assert segments.worth(2) == pytest.approx(lost / room_bytes)
         chosen = curator.worth_keeping(1.0, [record(i, 2) for i in range(6)], allowed)
         assert [chunk.key for chunk in chosen] == [key(i) for i in sorted(kept, reverse=True)]
+
+
+def test_shards_that_lie_elsewhere_take_no_room(
+    curator: LearningCurator, policy: Scripted, segments: SegmentTable
+) -> None:
+    """Of four ranks, one in each segment: twenty chunks fill a segment, and together have four times its bytes."""
+    policy.price = 0.5
+
+    def of_four(number: int) -> api.ChunkRecord:
+        one = record(number, 0)
+        shards = tuple(
+            replace(one.shards[0], rank=rank, extent=replace(one.shards[0].extent, segment=rank)) for rank in range(4)
+        )
+        return replace(one, shards=shards)
+
+    curator.stored(of_four(number) for number in range(20))
+    open_all(segments)
+    chunk_bytes = 4 * 2 * 4096
+    assert 20 * chunk_bytes > 2 * GEOMETRY.segment_bytes
+    curator.tend(1.0, 100 * chunk_bytes)
+    room_bytes = GEOMETRY.segment_bytes / 2  # half of them are written again
+    assert [segments.worth(i) for i in range(4)] == [pytest.approx(10 * chunk_bytes / room_bytes)] * 4
 
 
 def test_chunks_that_were_moved_count_where_they_lie(
