@@ -502,8 +502,10 @@ class Pool:
             adopted += len(chunks) + ADOPTED_CHUNKS // 64  # an empty one takes its time, too
             with self._mutex:
                 self._store.adopt(now_s, record, chunks)
-        with self._mutex:
-            self._store.tend(now_s)
+        has_more = True
+        while has_more and not self._stop.is_set():
+            with self._mutex:
+                has_more = self._store.tend(now_s)
 
     def _probe_holders(self, now_s: float) -> None:
         with self._mutex:  # so that no holder attaches anew between its lock and its fence

@@ -29,6 +29,7 @@ GROUPS_MAX = 64
 written, and are the first to go."""
 
 TENDED_CHUNKS = 16_384  # a few milliseconds' work
+LEARNED_AT_ONCE = 32  # requests, the same
 ADOPTED_AGE_S = 600.0  # when what was there before was used last, nobody remembers
 JUDGED_CHAINS_MAX = 256
 """Of one reservation, by request and KV group: a sixth of a second's work, while lookups wait. What is offered beyond
@@ -95,9 +96,9 @@ class Curator(Protocol):
 
     def forget_holder(self, holder_id: str) -> None: ...
 
-    def tend(self, now_s: float, allowed_bytes: int) -> None:
-        """Learn, and value some segments anew: a bounded piece of work, to be called now and then. ``allowed_bytes``:
-        that may be written again now."""
+    def tend(self, now_s: float, allowed_bytes: int) -> bool:
+        """Learn, and value some segments anew: a bounded piece of work, to be called now and then; at once again where
+        it returns True. ``allowed_bytes``: that may be written again now."""
 
 
 class WritesEverything:
@@ -144,8 +145,8 @@ class WritesEverything:
     def forget_holder(self, holder_id: str) -> None:
         pass
 
-    def tend(self, now_s: float, allowed_bytes: int) -> None:
-        pass
+    def tend(self, now_s: float, allowed_bytes: int) -> bool:
+        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,8 +311,11 @@ class LearningCurator:
 
     # ---- in the background ---------------------------------------------------------------------------------------
 
-    def tend(self, now_s: float, allowed_bytes: int) -> None:
-        self._learn()
+    def tend(self, now_s: float, allowed_bytes: int) -> bool:
+        for _ in range(min(len(self._observations), LEARNED_AT_ONCE)):
+            self._learn_one()
+        if self._observations:
+            return True
         self._policy.refresh_if_due(now_s)
         left = TENDED_CHUNKS
         if not self._round:
@@ -323,11 +327,15 @@ class LearningCurator:
             if segment in self._members:
                 left -= self._members.count_in(segment)
                 self._value(segment, now_s, allowed_bytes)
+        return False
 
     def _learn(self) -> None:
         while self._observations:
-            asked_s, chain = self._observations.popleft()
-            self._policy.on_match(chain, asked_s)
+            self._learn_one()
+
+    def _learn_one(self) -> None:
+        asked_s, chain = self._observations.popleft()
+        self._policy.on_match(chain, asked_s)
 
     def _value(self, segment: int, now_s: float, allowed_bytes: int) -> None:
         """What is lost for each byte of room that is gained when what is worth it is written again elsewhere."""

@@ -405,11 +405,13 @@ class Store:
         self.counters["grants_expired"] += self.grants.expire(now_s)
         self.counters["holders_condemned"] += self.holders.condemn_silent(now_s)
 
-    def tend(self, now_s: float) -> None:
-        """Value some segments anew; a bounded piece of work, to be called now and then."""
-        self._curator.tend(now_s, self._tidying.allowed_bytes)
+    def tend(self, now_s: float) -> bool:
+        """Learn from lookups and value some segments anew; a bounded piece of work, to be called now and then, and at
+        once again where it returns True."""
+        has_more = self._curator.tend(now_s, self._tidying.allowed_bytes)
         is_scarce = self.segments.is_scarce(self.options.free_fraction)
         self._room_worth = self._curator.least_worth() if is_scarce else 0.0
+        return has_more
 
     def adopt(self, now_s: float, record: SegmentRecord, chunks: Iterable[api.ChunkRecord]) -> None:
         """These chunks lie in this segment since an earlier life of the service; to be told once."""

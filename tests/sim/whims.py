@@ -29,7 +29,8 @@ class Whims(WritesEverything):
     ) -> list[api.ChunkRecord]:
         return [chunk for chunk in chunks if self._rng.random() < 0.5]
 
-    def tend(self, now_s: float, allowed_bytes: int) -> None:
+    def tend(self, now_s: float, allowed_bytes: int) -> bool:
         for segment in self._numbers:
             if self._rng.random() < 0.5:
                 self._segments.valued(segment, self._rng.random())
+        return False

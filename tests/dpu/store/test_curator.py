@@ -9,7 +9,14 @@ import numpy as np
 import pytest
 
 from meshfusion.dpu.api import types as api
-from meshfusion.dpu.store.curator import GROUPS_MAX, JUDGED_CHAINS_MAX, LearningCurator, Offer, Scarcity
+from meshfusion.dpu.store.curator import (
+    GROUPS_MAX,
+    JUDGED_CHAINS_MAX,
+    LEARNED_AT_ONCE,
+    LearningCurator,
+    Offer,
+    Scarcity,
+)
 from meshfusion.dpu.store.tidying import Move
 from meshfusion.jbof.policy.chain import Chain, Floats, Indexes, Keys, Mask
 from meshfusion.jbof.policy.density_policy import DensityPolicy
@@ -351,3 +358,12 @@ def test_room_is_worth_what_the_least_of_the_sealed_segments_is(
     assert curator.least_worth() == segments.worth(opened[1]), "the last one is open: it does not go next"
     curator.emptied(opened[1])
     assert curator.least_worth() == segments.worth(opened[0])
+
+
+def test_many_lookups_are_learned_from_a_few_at_a_time(curator: LearningCurator, policy: Scripted) -> None:
+    admit(curator, offer(0))
+    for i in range(2 * LEARNED_AT_ONCE + 1):
+        curator.asked(0.0, "h", IDENTITY, request(2, f"r{i}"), 0)
+    before = len(policy.matched)
+    assert [curator.tend(1.0, 0) for _ in range(3)] == [True, True, False]
+    assert len(policy.matched) - before == 2 * LEARNED_AT_ONCE + 1
