@@ -11,7 +11,7 @@ mean *complete* (rule 1).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
@@ -26,7 +26,6 @@ from meshfusion.dpu.store.effects import (
     Effect,
     HolderRecord,
     MoveChunk,
-    NoteBudget,
     OpenSegment,
     PutChunk,
     PutHolder,
@@ -35,12 +34,13 @@ from meshfusion.dpu.store.effects import (
 from meshfusion.dpu.store.grants import Grant, GrantState, GrantTable
 from meshfusion.dpu.store.holders import Holder, HolderTable
 from meshfusion.dpu.store.leases import LeaseTable
+from meshfusion.dpu.store.placing import Placing
 from meshfusion.dpu.store.save_health import SAVE_RETRY_S, SaveHealth
 from meshfusion.dpu.store.segments import Segments
 from meshfusion.dpu.store.tidying import Move, Tidying
 from meshfusion.jbof.errors import StaleHolderError
 from meshfusion.jbof.format import shard_lba_count
-from meshfusion.jbof.pool_addresses import drive_of_segment, namespace_of
+from meshfusion.jbof.pool_addresses import drive_of_segment
 from meshfusion.jbof.segments import SegmentRecord
 
 Reply = TypeVar("Reply", covariant=True)
@@ -117,13 +117,13 @@ class Store:
         self._tidying = Tidying(segments)
         self._room_worth = 0.0
         self._pending: dict[int, _Pending] = {}
-        self._opening: dict[int, int] = {}  # segment -> ticket of its opening
+        self._placing = Placing(segments)
         self._ticket = 0
 
     @property
     def counts(self) -> Counter[str]:
         """All of them, of its parts too."""
-        return self.counters + self._tidying.counters + self._curator.counters
+        return self.counters + self._placing.counters + self._tidying.counters + self._curator.counters
 
     # ---- holders -------------------------------------------------------------------------------------------------
 
@@ -259,14 +259,8 @@ class Store:
             result = self._reserve_item(now_s, request.holder_id, item, stored, lifetime_class, pending)
             results.append(result)
             self.counters[f"reserve_{result.outcome.value}"] += 1
-            after = max([after, *(self._opening.get(extent.segment, 0) for extent in result.extents)])
-        reply = api.ReserveReply(tuple(results))
-        if not pending.opened:
-            return Step(reply, after=after)
-        step = self._step(reply, self._openings(now_s, pending.opened), pending, after=after)
-        for record in pending.opened:
-            self._opening[record.segment] = step.ticket
-        return step
+            after = max(after, self._placing.ticket_of(result.extents))
+        return self._opening_step(now_s, api.ReserveReply(tuple(results)), pending, after)
 
     def commit(self, now_s: float, request: api.CommitRequest) -> Step[api.CommitReply]:
         """Data and flush are done; make the chunks visible. Refused once expiry began (rule 3), and with one item all
@@ -353,26 +347,15 @@ class Store:
     def plan_moves(self, now_s: float, chunks: Sequence[api.ChunkRecord]) -> Step[tuple[Move, ...]]:
         """``chunks``: what the index has in the segment. Where those go that are worth it."""
         pending = _Pending()
-        after = 0
 
         def place(lba_counts: Sequence[int]) -> tuple[api.Extent, ...] | None:
-            if not self.segments.can_place(now_s, lba_counts, _never):
-                return None
-            extents = [self._allocate(now_s, lba_count, pending, _never) for lba_count in lba_counts]
-            found = tuple(extent for extent in extents if extent is not None)
-            return found if len(found) == len(extents) else None
+            return self._placing.place(now_s, lba_counts, pending.opened, _never)
 
         readable = [chunk for chunk in chunks if self.is_readable(chunk)]
         kept = self._curator.worth_keeping(now_s, readable, self._tidying.allowed_bytes)
         moves = self._tidying.plan(kept, place)
-        for move in moves:
-            after = max([after, *(self._opening.get(shard.extent.segment, 0) for shard in move.after.shards)])
-        if not pending.opened:
-            return Step(moves, after=after)
-        step = self._step(moves, self._openings(now_s, pending.opened), pending, after=after)
-        for record in pending.opened:
-            self._opening[record.segment] = step.ticket
-        return step
+        after = self._placing.ticket_of(shard.extent for move in moves for shard in move.after.shards)
+        return self._opening_step(now_s, moves, pending, after)
 
     def moved(self, keys: Collection[bytes]) -> Step[None]:
         """Of the planned moves, those of these chunks are written and flushed (rule 1); the others failed, and nothing
@@ -441,10 +424,8 @@ class Store:
             self._curator.emptied(pending.given_up.segment)
             self.counters["segments_given_up"] += 1
         for record in pending.opened:
-            self.segments.opened(record)
+            self._placing.opened(ticket, record)
             self._curator.emptied(record.segment)
-            if self._opening.get(record.segment) == ticket:
-                del self._opening[record.segment]
         for grant, chunk in pending.committing:
             self.grants.resolve(grant)
             self.counters["committed_chunks"] += 1
@@ -480,11 +461,10 @@ class Store:
             self._curator.emptied(pending.given_up.segment)
         self._tidying.forget_openings(pending.opened)
         for record in pending.opened:
-            self._opening.pop(record.segment, None)
             for grant in self.grants:
                 if any(e.segment == record.segment and e.generation == record.generation for e in grant.extents):
                     self.grants.resolve(grant)  # its extents never left: replies wait for the opening
-            self.segments.open_failed(record)
+            self._placing.failed(record)
         for grant, _ in pending.committing:
             if grant.state is GrantState.COMMITTING:
                 self.grants.resolve(grant)
@@ -530,6 +510,14 @@ class Store:
         self._ticket += 1
         self._pending[self._ticket] = pending
         return Step(reply, effects, self._ticket, after)
+
+    def _opening_step(self, now_s: float, reply: AnyReply, pending: _Pending, after: int) -> Step[AnyReply]:
+        """The reply leaves when the openings that it stands on are durable: its own, and that of ticket ``after``."""
+        if not pending.opened:
+            return Step(reply, after=after)
+        step = self._step(reply, self._placing.effects_of(now_s, pending.opened), pending, after=after)
+        self._placing.begin(step.ticket, pending.opened)
+        return step
 
     def _holder(self, now_s: float, holder_id: str, epoch: int | None) -> Holder:
         holder = self.holders.get(holder_id)
@@ -605,27 +593,11 @@ class Store:
         if self._quarantine_full():
             return api.ReserveResult(api.ReserveOutcome.NO_SPACE)
         lba_counts = [self._lba_count(shard) for shard in item.shards]
-        if not self.segments.can_place(now_s, lba_counts, self._may_reclaim):  # nothing is to be reclaimed in vain
+        extents = self._placing.place(now_s, lba_counts, pending.opened, self._may_reclaim)
+        if extents is None:
             return api.ReserveResult(api.ReserveOutcome.NO_SPACE)
-        extents: list[api.Extent] = []
-        for lba_count in lba_counts:
-            extent = self._allocate(now_s, lba_count, pending, self._may_reclaim)
-            if extent is not None:
-                extents.append(extent)
-                self.segments.pin_write(extent.segment)  # it must not be reclaimed for the next shard
-        is_placed = len(extents) == len(lba_counts)
-        grant = self.grants.add(now_s, holder_id, item, tuple(extents)) if is_placed else None
-        for extent in extents:
-            self.segments.unpin_write(extent.segment)
-        if grant is None:
-            return api.ReserveResult(api.ReserveOutcome.NO_SPACE)
+        grant = self.grants.add(now_s, holder_id, item, extents)
         return api.ReserveResult(api.ReserveOutcome.GRANTED, grant.grant_id, grant.extents)
-
-    def _openings(self, now_s: float, opened: Sequence[SegmentRecord]) -> tuple[Effect, ...]:
-        """With what is left of the budgets that these openings were counted against: in one transaction, so that no
-        restart forgets an opening."""
-        budgets = self.segments.budgets_left(now_s).items()
-        return (*(OpenSegment(record) for record in opened), *(NoteBudget(number, left) for number, left in budgets))
 
     def _quarantine_full(self) -> bool:
         limit = self.options.quarantine_max_fraction * self.segments.geometry.segment_count
@@ -633,27 +605,6 @@ class Store:
 
     def _lba_count(self, shard: api.ShardSize) -> int:
         return shard_lba_count(shard.unit_bytes, shard.unit_count, self.segments.geometry.lba_bytes)
-
-    def _allocate(
-        self, now_s: float, lba_count: int, pending: _Pending, may_reclaim: Callable[[int], bool]
-    ) -> api.Extent | None:
-        allocation = self.segments.allocate(lba_count)
-        record = None
-        if allocation is None:
-            record = self.segments.open_next(now_s, may_reclaim)
-        if allocation is None and record is None:
-            allocation = self.segments.allocate_elsewhere(lba_count)
-        if allocation is None and record is None:
-            record = self.segments.open_elsewhere(now_s, may_reclaim)
-        if record is not None:
-            pending.opened.append(record)
-            self.counters["segments_opened"] += 1
-            allocation = self.segments.allocate(lba_count)
-            assert allocation is not None
-        if allocation is None:
-            return None
-        namespace = namespace_of(drive_of_segment(allocation.segment))
-        return api.Extent(namespace, allocation.segment, allocation.lba, allocation.lba_count, allocation.generation)
 
     def _may_reclaim(self, segment: int) -> bool:
         """Nothing is reclaimed until every holder of an earlier epoch has re-asserted itself or is fenced."""

@@ -1,0 +1,87 @@
+"""Where shards go: extents in open segments, and the segments that are opened for them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+
+from meshfusion.dpu.api.types import Extent
+from meshfusion.dpu.store.effects import Effect, NoteBudget, OpenSegment
+from meshfusion.dpu.store.segments import Segments
+from meshfusion.jbof.pool_addresses import drive_of_segment, namespace_of
+from meshfusion.jbof.segments import SegmentRecord
+
+
+class Placing:
+    """Knows which openings are not durable yet: no extent in such a segment may leave before its ticket is."""
+
+    def __init__(self, segments: Segments) -> None:
+        self._segments = segments
+        self._opening: dict[int, int] = {}  # segment -> ticket of its opening
+        self.counters: Counter[str] = Counter()
+
+    def place(
+        self,
+        now_s: float,
+        lba_counts: Sequence[int],
+        opened: list[SegmentRecord],
+        may_reclaim: Callable[[int], bool],
+    ) -> tuple[Extent, ...] | None:
+        """Extents of so many blocks each, all of them or None. Segments opened for that are added to ``opened``."""
+        if not self._segments.can_place(now_s, lba_counts, may_reclaim):  # nothing is to be reclaimed in vain
+            return None
+        extents: list[Extent] = []
+        for lba_count in lba_counts:
+            extent = self._allocate(now_s, lba_count, opened, may_reclaim)
+            if extent is not None:
+                extents.append(extent)
+                self._segments.pin_write(extent.segment)  # it must not be reclaimed for the next shard
+        for extent in extents:
+            self._segments.unpin_write(extent.segment)
+        return tuple(extents) if len(extents) == len(lba_counts) else None
+
+    def effects_of(self, now_s: float, opened: Iterable[SegmentRecord]) -> tuple[Effect, ...]:
+        """Of these openings, with what is left of the budgets that they were counted against: in one transaction, so
+        that no restart forgets an opening."""
+        budgets = self._segments.budgets_left(now_s).items()
+        return (*(OpenSegment(record) for record in opened), *(NoteBudget(number, left) for number, left in budgets))
+
+    def begin(self, ticket: int, opened: Iterable[SegmentRecord]) -> None:
+        """These are made durable with this ticket."""
+        for record in opened:
+            self._opening[record.segment] = ticket
+
+    def ticket_of(self, extents: Iterable[Extent]) -> int:
+        """That has to be durable before these may leave; 0 for none."""
+        return max((self._opening.get(extent.segment, 0) for extent in extents), default=0)
+
+    def opened(self, ticket: int, record: SegmentRecord) -> None:
+        self._segments.opened(record)
+        if self._opening.get(record.segment) == ticket:
+            del self._opening[record.segment]
+
+    def failed(self, record: SegmentRecord) -> None:
+        """Whatever was placed there is given back already."""
+        self._opening.pop(record.segment, None)
+        self._segments.open_failed(record)
+
+    def _allocate(
+        self, now_s: float, lba_count: int, opened: list[SegmentRecord], may_reclaim: Callable[[int], bool]
+    ) -> Extent | None:
+        allocation = self._segments.allocate(lba_count)
+        record = None
+        if allocation is None:
+            record = self._segments.open_next(now_s, may_reclaim)
+        if allocation is None and record is None:
+            allocation = self._segments.allocate_elsewhere(lba_count)
+        if allocation is None and record is None:
+            record = self._segments.open_elsewhere(now_s, may_reclaim)
+        if record is not None:
+            opened.append(record)
+            self.counters["segments_opened"] += 1
+            allocation = self._segments.allocate(lba_count)
+            assert allocation is not None
+        if allocation is None:
+            return None
+        namespace = namespace_of(drive_of_segment(allocation.segment))
+        return Extent(namespace, allocation.segment, allocation.lba, allocation.lba_count, allocation.generation)
