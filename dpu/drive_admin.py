@@ -6,9 +6,10 @@ in between goes on from there at its next start.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -23,7 +24,7 @@ from meshfusion.dpu.pool_drives import find_drives
 from meshfusion.dpu.pool_remove import list_of, unknown_drive
 from meshfusion.dpu.running_drives import RunningDrives
 from meshfusion.jbof.drives.life_words import Admit, Checked, Drain
-from meshfusion.jbof.errors import ConfigError, MediaError, PoolBusyError, UnsupportedError
+from meshfusion.jbof.errors import ConfigError, MediaError, PoolBusyError, ServiceUnavailableError, UnsupportedError
 from meshfusion.jbof.pool_addresses import MAX_DRIVE_SEGMENTS, first_segment
 
 _BETWEEN_LOOKS_S: Final = 0.05
@@ -45,6 +46,13 @@ class ServedDriveAdmin:
         self._drives, self._index = drives, index
         self._mutex, self._changes = mutex, changes
         self._clock, self._look_again = clock, look_again
+        self._is_closed = False
+
+    def close(self) -> None:
+        """No change begins any more. What is under way ends first: a late one must not meet another owner's."""
+        self._is_closed = True
+        with self._changes:
+            pass
 
     def drives(self, *, deadline_s: float) -> tuple[DriveStatus, ...]:
         with self._mutex:
@@ -52,7 +60,7 @@ class ServedDriveAdmin:
 
     def add_drive(self, request: AddDriveRequest, *, deadline_s: float) -> DriveStatus:
         layout = self._drives.layout
-        with self._changes:
+        with self._changing():
             if layout.exported.exists():
                 raise UnsupportedError(
                     f"{layout.directory} is exported, and its exports stay as they were when the service began",
@@ -84,7 +92,7 @@ class ServedDriveAdmin:
 
     def drain_drive(self, request: DrainDriveRequest, *, deadline_s: float) -> DriveStatus:
         number, layout = request.number, self._drives.layout
-        with self._changes:
+        with self._changing():
             listed = read_drive_list(layout.directory)
             with self._mutex:
                 is_known = number in self._drives.lives.numbers
@@ -104,7 +112,7 @@ class ServedDriveAdmin:
 
     def remove_drive(self, request: RemoveDriveRequest, *, deadline_s: float) -> int:
         number, layout, end_s = request.number, self._drives.layout, time.monotonic() + deadline_s
-        with self._changes:
+        with self._changing():
             listed = list_of(layout)
             if not 0 <= number < listed.next_number:
                 raise unknown_drive(layout, listed, number)
@@ -124,7 +132,12 @@ class ServedDriveAdmin:
                 self._wait_until_nobody_uses(number, end_s)
             # Before the index: of a drive that is listed, segments that the index does not know would count as unused.
             drive = listed.find(number)
-            write_drive_list(layout.directory, listed.without_drive(number))
+            try:
+                write_drive_list(layout.directory, listed.without_drive(number))
+            except BaseException:
+                with self._mutex:
+                    self._drives.is_leaving(number, is_so=False)
+                raise
             if is_known:
                 self._take_off(number)
             first = first_segment(number)
@@ -134,6 +147,15 @@ class ServedDriveAdmin:
             return count
 
     # ---- inside --------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[None]:
+        with self._changes:
+            if self._is_closed:
+                raise ServiceUnavailableError(
+                    "the service is ending", next_step="ask again when it is back, or change the pool without it"
+                )
+            yield
 
     def _check_room(self, size_bytes: int) -> None:
         with self._mutex:
@@ -153,7 +175,7 @@ class ServedDriveAdmin:
                 is_free = not self._drives.is_pinned(number) and self._drives.store.holders.all_current()
                 if is_free:
                     return
-                if time.monotonic() >= end_s:
+                if time.monotonic() >= end_s or self._is_closed:
                     self._drives.is_leaving(number, is_so=False)
                     break
             time.sleep(_BETWEEN_LOOKS_S)

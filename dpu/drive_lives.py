@@ -96,9 +96,10 @@ class DriveLives:
         del self._drives[number]
 
     def is_new(self, number: int) -> None:
-        """It is here for the first time, so nothing is to be waited for as with one that returns."""
+        """It is here for the first time, so nothing is to be waited for as with one that returns; also when a look has
+        seen it while it was made ready."""
         drive = self._drives[number]
-        drive.life = replace(drive.life, is_present=True)
+        drive.life = replace(drive.life, is_present=True, returns_s=(), probation_until_s=-math.inf)
 
     def is_to_be_made_known(self, number: int) -> None:
         """It is reached in a new way: nothing is written to it until all attached engines know."""

@@ -372,6 +372,7 @@ class Pool:
         if self._stop.is_set():
             return
         self._stop.set()
+        self.drive_admin.close()
         self._keeper.close()
         self._tidier.close()
         is_quiet = self._exports is None or self._exports.close()

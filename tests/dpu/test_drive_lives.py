@@ -89,6 +89,16 @@ def test_a_new_drive_is_written_only_when_engines_know_it() -> None:
     assert (lives.use(1), lives.waits_for_engines) == (WRITTEN, False)
 
 
+def test_a_new_drive_that_a_look_has_seen_already_is_none_that_returns() -> None:
+    lives = lives_of(1)
+    identity = label_identity(b"\1" * 16)
+    lives.begin(1, identity, is_here=False)
+    lives.saw(1.0, 1, Appeared(identity))
+    lives.is_new(1)
+    lives.saw(1.0, 1, Checked())
+    assert lives.use(1) == WRITTEN
+
+
 def test_a_drive_that_is_slow_against_its_peers_is_not_written() -> None:
     lives = lives_of(4)
     for window in range(3):

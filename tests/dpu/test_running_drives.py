@@ -7,28 +7,30 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from meshfusion.dpu import drives_keeper
+from meshfusion.dpu import drive_admin, drives_keeper
 from meshfusion.dpu import pool as pool_module
 from meshfusion.dpu.api.drive_types import AddDriveRequest, DrainDriveRequest, DriveStatus, RemoveDriveRequest
 from meshfusion.dpu.api.types import Access, DropRequest, HeartbeatReply, HeartbeatRequest, ReserveOutcome
 from meshfusion.dpu.drive_list import read_drive_list
 from meshfusion.dpu.drive_look import Sighting, look_at
-from meshfusion.dpu.pool import Pool, check_pool
+from meshfusion.dpu.pool import Pool, PoolOptions, check_pool
 from meshfusion.dpu.pool_create import create_pool_of_drives
 from meshfusion.dpu.pool_dir import PoolLayout
 from meshfusion.dpu.pool_drives import find_drives
 from meshfusion.dpu.pool_rebuild import rebuild_index
+from meshfusion.dpu.pool_tending import Policy
 from meshfusion.dpu.running_drives import DriveOptions
 from meshfusion.jbof.drives.health import LOG_BYTES, Warnings, parse_health
 from meshfusion.jbof.drives.life_words import Fault
 from meshfusion.jbof.drives.system.files import FileDrives
 from meshfusion.jbof.epoch_record import EpochRecord, encode_epoch_record
-from meshfusion.jbof.errors import ConfigError, FormatError, MediaError, PoolBusyError
+from meshfusion.jbof.errors import ConfigError, FormatError, MediaError, PoolBusyError, ServiceUnavailableError
 from meshfusion.jbof.label import Label
 from meshfusion.jbof.media.faults import DataFileError, MediaFault
 from meshfusion.jbof.pool_addresses import drive_of_segment
@@ -58,7 +60,8 @@ def sound(path: Path) -> Iterator[None]:
 
 @pytest.fixture
 def pool(path: Path) -> Iterator[Pool]:
-    with Pool.open(path, drive_options=FAST) as opened:
+    everything = PoolOptions(policy=Policy.EVERYTHING)  # what is worth it does not matter here
+    with Pool.open(path, everything, drive_options=FAST) as opened:
         yield opened
 
 
@@ -410,6 +413,43 @@ def test_what_the_administration_refuses(path: Path, pool: Pool, tmp_path: Path)
     admin.remove_drive(RemoveDriveRequest(2), deadline_s=1)
     with pytest.raises(ConfigError, match="the only one"):
         admin.remove_drive(RemoveDriveRequest(0), deadline_s=1)
+
+
+def test_a_drive_whose_removal_failed_is_used_on(pool: Pool, holder: Holder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise MediaError("no space for the list", next_step="free some")
+
+    chunks = put(holder, 0, 6)
+    with monkeypatch.context() as patch:
+        patch.setattr(drive_admin, "write_drive_list", fail)
+        with pytest.raises(MediaError, match="no space for the list"):
+            pool.drive_admin.remove_drive(RemoveDriveRequest(1), deadline_s=1)
+    holder.ask_again()
+    assert matched(holder, chunks) == chunks
+    until(lambda: counter(pool, "drives_only_read") == 0, what="for its writes")
+    assert 1 in put(holder, 100, 6).values()
+
+
+def test_a_service_that_ends_does_not_go_on_changing_drives(path: Path) -> None:
+    pool = Pool.open(path, drive_options=FAST)
+    holder = Holder(pool)
+    chunks = put(holder, 0, 6)
+    lease = holder.match(*range(6))
+    assert lease.chunks
+    drive = chunks[0]
+    with ThreadPoolExecutor(1) as executor:
+        removal = executor.submit(pool.drive_admin.remove_drive, RemoveDriveRequest(drive), deadline_s=DEADLINE_S)
+        until(lambda: drive in pool._drives._leaving, what="for its begin")
+        began_s = time.monotonic()
+        pool.close()
+        assert time.monotonic() - began_s < DEADLINE_S / 2
+        with pytest.raises(PoolBusyError):
+            removal.result()
+    with pytest.raises(ServiceUnavailableError, match="ending"):
+        pool.drive_admin.remove_drive(RemoveDriveRequest(drive), deadline_s=1)
+    os.close(holder.lock)
+    with Pool.open(path, drive_options=FAST) as again, Holder(again) as other:
+        assert matched(other, chunks) == chunks
 
 
 def test_a_removed_drive_is_anothers_to_have(path: Path, pool: Pool, tmp_path: Path) -> None:
