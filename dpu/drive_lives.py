@@ -50,6 +50,7 @@ class DriveNews:
 class _Drive:
     life: Life
     is_known_to_all: bool = True
+    was_writable: bool = True
     latencies_s: list[float] = field(default_factory=list)
     empty_by_s: float = math.inf
 
@@ -90,7 +91,7 @@ class DriveLives:
             lasting=frozenset({Reason.WRITE_PROTECTED} if is_write_protected else ()),
             limits=self._limits,
         )
-        self._drives[number] = _Drive(life, is_known_to_all)
+        self._drives[number] = _Drive(life, is_known_to_all, was_writable=not is_write_protected)
 
     def end(self, number: int) -> None:
         del self._drives[number]
@@ -155,8 +156,11 @@ class DriveLives:
     def use(self, number: int) -> Use:
         drive = self._drives[number]
         state, life = drive.life.state, drive.life
-        takes_segments = state.may_write and drive.is_known_to_all
         elsewhere = any(other.life.state.may_write for key, other in self._drives.items() if key != number)
+        # Where there is no other it is tried on: that shows when it works again, and why nothing is saved until then.
+        is_tried = drive.was_writable and not elsewhere and not life.wants_drain
+        may_write = state.may_write or (is_tried and state in (State.READ_ONLY, State.FAILING))
+        takes_segments = may_write and drive.is_known_to_all
         return Use(takes_segments, state.may_read, life.is_draining and (life.wants_drain or elsewhere))
 
     def to_empty_now(self, now_s: float, number: int, left: int, interval_s: float) -> int:

@@ -147,14 +147,13 @@ class PoolMedium:
 
 
 class ShelfMedium:
-    """The media of all drives of a pool that are here, by the drives' numbers, as one. ``failed`` is told of every
-    command that fails, in the thread that gave it."""
+    """The media of all drives of a pool that are here, by the drives' numbers, as one."""
 
-    def __init__(
-        self, media: Mapping[int, PoolMedium], failed: Callable[[int, MediaError], None] = lambda number, error: None
-    ) -> None:
+    def __init__(self, media: Mapping[int, PoolMedium]) -> None:
         self._media = dict(media)
-        self._failed = failed
+        self._failed: Callable[[int, MediaError], None] = lambda number, error: None
+        self._worked: Callable[[int], None] = lambda number: None
+        self._have_failed: set[int] = set()  # drives whose last command did
         self._use = threading.Lock()  # held while a drive is written: whoever puts another in its place waits
         self._past_counts: Counter[str] = Counter()
 
@@ -162,8 +161,10 @@ class ShelfMedium:
     def counts(self) -> Counter[str]:
         return sum((medium.counts for medium in tuple(self._media.values())), self._past_counts)
 
-    def report_to(self, failed: Callable[[int, MediaError], None]) -> None:
-        self._failed = failed
+    def report_to(self, failed: Callable[[int, MediaError], None], worked: Callable[[int], None]) -> None:
+        """``failed`` is told of every command that fails, ``worked`` of the first one that does not after that; in the
+        thread that gave it."""
+        self._failed, self._worked = failed, worked
 
     def put(self, number: int, medium: PoolMedium | None) -> None:
         """From now on this is the drive; None: it is gone for good. Nobody uses the former one any more."""
@@ -192,8 +193,12 @@ class ShelfMedium:
             with self._use:
                 yield self._media[number]
         except MediaError as error:
+            self._have_failed.add(number)
             self._failed(number, error)
             raise
+        if number in self._have_failed:
+            self._have_failed.discard(number)
+            self._worked(number)
 
 
 def _by_drive(items: Iterable[Item], segment_of: Callable[[Item], int]) -> dict[int, list[Item]]:

@@ -28,7 +28,7 @@ from meshfusion.dpu.store.store import Store
 from meshfusion.jbof.drives.health import Health
 from meshfusion.jbof.drives.identity import label_identity
 from meshfusion.jbof.drives.life import LifeLimits
-from meshfusion.jbof.drives.life_words import CommandFailed, Event, HealthRead, State
+from meshfusion.jbof.drives.life_words import CommandFailed, Event, HealthRead, State, Written
 from meshfusion.jbof.errors import MediaError
 from meshfusion.jbof.pool_addresses import drive_of_segment, namespace_of
 from meshfusion.jbof.segments import SegmentRecord, SegmentTable
@@ -121,7 +121,7 @@ class RunningDrives:
                 self._paths[drive.number] = (drive.path, bytes.fromhex(drive.uuid))
                 identity = label_identity(bytes.fromhex(drive.uuid))
                 self.lives.begin(drive.number, identity, is_here=False, is_draining=drive.is_draining)
-        medium.report_to(self._command_failed)
+        medium.report_to(self._command_failed, self._command_worked)
 
     # ---- for the pool --------------------------------------------------------------------------------------------
 
@@ -272,6 +272,12 @@ class RunningDrives:
             self.saw(self._clock(), number, CommandFailed(fault_of(error)), error.message)
             others = (other for other in self.shelf.numbers if other != number)
             self._moved_away |= any(self.lives.use(other).takes_segments for other in others)
+
+    def _command_worked(self, number: int) -> None:
+        """One of ours, after one that failed."""
+        with self._mutex:
+            if number in self.lives.numbers:
+                self.saw(self._clock(), number, Written())
 
     # ---- drives come, are exchanged, and leave -------------------------------------------------------------------
 

@@ -43,6 +43,7 @@ from meshfusion.jbof.drives.life_words import (
     StopWrites,
     Tick,
     WindowEnded,
+    Written,
 )
 
 _DAY_S: Final = 86_400.0
@@ -188,6 +189,8 @@ def _with_event(life: Life, event: Event) -> Life:
             return _with_health(life, health)
         case CommandFailed(fault):
             return _with_fault(life, fault)
+        case Written():
+            return replace(life, lasting=life.lasting - {Reason.WRITE_PROTECTED}, no_space_until_s=-math.inf)
         case WindowEnded(speed):
             return _with_speed(life, speed)
         case Emptied():

@@ -96,6 +96,11 @@ class CommandFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class Written:
+    """A write worked: what was held against its writes does not hold any more."""
+
+
+@dataclass(frozen=True, slots=True)
 class WindowEnded:
     speed: Speed
 
@@ -125,7 +130,7 @@ class Remove:
     """The operator takes it out of the pool, for good."""
 
 
-Seen = Appeared | Disappeared | Checked | HealthRead | CommandFailed | WindowEnded | Emptied | Tick
+Seen = Appeared | Disappeared | Checked | HealthRead | CommandFailed | Written | WindowEnded | Emptied | Tick
 Event = Seen | Admit | Drain | Remove
 
 

@@ -20,6 +20,7 @@ from meshfusion.jbof.drives.life_words import (
     Fault,
     State,
     Tick,
+    Written,
 )
 
 WRITTEN = Use(takes_segments=True, is_offered=True, is_emptied=False)
@@ -68,13 +69,35 @@ def test_a_failing_drive_is_emptied_where_others_take_what_it_held() -> None:
     assert lives.news(1).state is State.FAILING
     assert lives.use(1) == EMPTIED
     lives.saw(2.0, 0, CommandFailed(Fault.READ_ONLY))
-    assert lives.use(1) == READ, "else its hits would be lost for nothing"
+    assert lives.use(1) == WRITTEN, "else its hits would be lost for nothing; and no other takes what is saved"
     lives.saw(3.0, 1, Drain())
     assert lives.use(1) == EMPTIED, "the operator says so"
     lives.saw(4.0, 1, Emptied())
     assert lives.use(1) == AWAY
     lives.saw(5.0, 1, Admit())
     assert lives.use(1) == WRITTEN
+
+
+@pytest.mark.parametrize("fault", [Fault.READ_ONLY, Fault.NO_SPACE])
+def test_the_only_drive_is_tried_on_and_is_well_again_when_a_write_works(fault: Fault) -> None:
+    lives = lives_of(1)
+    lives.saw(1.0, 0, CommandFailed(fault))
+    assert (lives.news(0).state, lives.use(0)) == (State.READ_ONLY, WRITTEN)
+    lives.begin(1, label_identity(b"\1" * 16))
+    assert (lives.use(0), lives.use(1)) == (READ, WRITTEN)
+    lives.saw(2.0, 1, CommandFailed(Fault.READ_ONLY))
+    assert (lives.use(0), lives.use(1)) == (WRITTEN, WRITTEN), "of those that do not take writes any may again"
+    lives.saw(3.0, 0, Written())
+    assert (lives.news(0).state, lives.use(0), lives.use(1)) == (State.ONLINE, WRITTEN, READ)
+
+
+def test_what_cannot_be_written_from_the_start_or_shall_not_is_not_tried_on() -> None:
+    lives = DriveLives(LifeLimits(), drain_s=100.0)
+    lives.begin(0, label_identity(bytes(16)), is_write_protected=True)
+    assert lives.use(0) == READ
+    lives.begin(1, label_identity(b"\1" * 16), is_draining=True)
+    lives.saw(1.0, 1, CommandFailed(Fault.READ_ONLY))
+    assert not lives.use(1).takes_segments
 
 
 def test_a_new_drive_is_written_only_when_engines_know_it() -> None:

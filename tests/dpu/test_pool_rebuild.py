@@ -101,7 +101,7 @@ def test_a_damaged_index_is_replaced(path: Path) -> None:
     assert "rebuild-index" in caught.value.next_step
     rebuild_index(path)
     assert stored(path) == before
-    assert {entry.name for entry in path.iterdir()} == {"data", "holders", "index", "owner.lock"}
+    assert {entry.name for entry in path.iterdir()} == {"data", "holders", "index", "owner.lock", "service.id"}
 
 
 def test_a_chunk_that_was_half_written_or_rotted_is_left_out(path: Path) -> None:

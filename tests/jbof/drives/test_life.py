@@ -35,6 +35,7 @@ from meshfusion.jbof.drives.life_words import (
     StopWrites,
     Tick,
     WindowEnded,
+    Written,
 )
 
 MINE, OTHER = DriveIdentity("M", "S1", "nsid.1"), DriveIdentity("M", "S2", "nsid.1")
@@ -117,6 +118,18 @@ def test_a_drive_that_turns_read_only_keeps_its_hits(online: Told) -> None:
         told.see(HealthRead(health()), Tick(), after_s=100_000)
         assert told.is_in(State.READ_ONLY)  # flash does not heal
         assert told.see(Admit()).is_in(State.ONLINE)
+
+
+@pytest.mark.parametrize("fault", [Fault.NO_SPACE, Fault.READ_ONLY])
+def test_a_write_that_works_ends_what_was_held_against_writes(online: Told, fault: Fault) -> None:
+    online.see(CommandFailed(fault))
+    assert online.see(Written()).is_in(State.ONLINE)
+
+
+def test_a_write_that_works_ends_no_other_trouble(online: Told) -> None:
+    for _ in range(LIMITS.max_faults + 1):
+        online.see(CommandFailed(Fault.MEDIA))
+    assert online.see(Written()).is_in(State.FAILING)
 
 
 def test_no_space_passes(online: Told) -> None:
