@@ -74,6 +74,7 @@ class ServedDriveAdmin:
                     request.size_bytes,
                     Path(request.data_path) if request.data_path else None,
                     request.overwrite_serial or None,
+                    self._drives.check_budget,
                 )
             except OSError as error:
                 raise MediaError(

@@ -8,7 +8,7 @@ import os
 import shlex
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from meshfusion.dpu.drive_list import ListedDrive, read_drive_list, write_drive_list
@@ -25,6 +25,7 @@ from meshfusion.jbof.media.drive_facts import alignment_bytes, drive_name
 from meshfusion.jbof.media.faults import DataFileError
 from meshfusion.jbof.media.file import DirectMode, create_data_file, open_data_file
 from meshfusion.jbof.pool_addresses import MAX_DRIVE_NUMBER
+from meshfusion.jbof.segment_geometry import SegmentGeometry
 from meshfusion.jbof.sizes import format_size
 
 
@@ -115,10 +116,15 @@ def add_drive(
 
 
 def add_listed_drive(
-    layout: PoolLayout, drives: PoolDrives, size_bytes: int, data_path: Path | None, overwrite_serial: str | None
+    layout: PoolLayout,
+    drives: PoolDrives,
+    size_bytes: int,
+    data_path: Path | None,
+    overwrite_serial: str | None,
+    check: Callable[[SegmentGeometry], None] = lambda geometry: None,
 ) -> Label:
     """Of a pool that the caller owns: the drive's label is durable before the list names it. Raises as
-    :func:`add_drive`, and OSError."""
+    :func:`add_drive`, OSError, and what ``check`` raises, before anything is written."""
     listed = read_drive_list(layout.directory) or list_of_one(drives)
     number = listed.next_number
     if number > MAX_DRIVE_NUMBER:
@@ -130,16 +136,17 @@ def add_listed_drive(
         raise ConfigError(problem.problem, next_step=problem.fix)
     size_bytes -= size_bytes % LBA_BYTES
     data = layout.directory / f"data.{number}" if data_path is None else data_path.absolute()
-    if data_path is None:
-        data.unlink(missing_ok=True)  # of an addition that was killed: no list names it
-        create_data_file(data, size_bytes)
-    else:
+    if data_path is not None:
         check_exists(data)
         for drive in drives.here:
             if data.samefile(drive.path):
                 raise ConfigError(f"{data} is drive {drive.number} of this pool", next_step="name another drive")
         check_data_path(data, size_bytes, overwrite_serial)
     label = _new_label(drives.here[0].label.pool_uuid, number, size_bytes, listed.segment_bytes, data_path)
+    check(geometry_of(label))
+    if data_path is None:
+        data.unlink(missing_ok=True)  # of an addition that was killed: no list names it
+        create_data_file(data, size_bytes)
     with lock_data(layout, data):
         write_new_label(data, label)
         write_drive_list(

@@ -31,6 +31,7 @@ from meshfusion.jbof.drives.life import LifeLimits
 from meshfusion.jbof.drives.life_words import CommandFailed, Event, HealthRead, State, Written
 from meshfusion.jbof.errors import MediaError
 from meshfusion.jbof.pool_addresses import drive_of_segment, namespace_of
+from meshfusion.jbof.segment_geometry import SegmentGeometry
 from meshfusion.jbof.segments import SegmentRecord, SegmentTable
 from meshfusion.jbof.shelf import DriveWear, Shelf, ShelfDrive
 from meshfusion.jbof.wear.rate import WriteRate
@@ -297,6 +298,10 @@ class RunningDrives:
             budget = self._budgets.of(one.drive.geometry, self._clock())
             self.shelf.add(ShelfDrive(table, takes_segments=False, is_offered=False, budget=budget))
         return None if former is None else former.file
+
+    def check_budget(self, geometry: SegmentGeometry) -> None:
+        """Raises ConfigError when a drive like that could never be written, and the service not start with it."""
+        self._budgets.check(geometry)
 
     def is_leaving(self, number: int, *, is_so: bool) -> None:
         """Nothing of it is offered any more, so that those who use it become fewer; or it is again."""

@@ -415,16 +415,15 @@ class SegmentTable:
         return SegmentRecord(index, segment.generation, segment.opened_seq, segment.lifetime_class, is_summarized)
 
     def _victim(self, may_reclaim: Callable[[int], bool]) -> int | None:
-        candidates = self._candidates(may_reclaim)
-        return min(candidates)[-1] if candidates else None
-
-    def _candidates(self, may_reclaim: Callable[[int], bool]) -> list[tuple[float, float, int, int]]:
-        """By worth, and then by when they were used last: (worth, time, opening, segment)."""
-        return [
-            (segment.worth, segment.last_used_s, segment.opened_seq, index)
-            for index, segment in self._segments.items()
-            if self._is_victim(index, segment, may_reclaim)
-        ]
+        """That of least worth, and of those the one used last longest ago, and then opened first. With very many
+        segments lookups wait for this: next to nothing is done for one that is worth more."""
+        least, found = UNVALUED, None
+        for index, segment in self._segments.items():
+            if segment.worth <= least and self._is_victim(index, segment, may_reclaim):
+                order = (segment.worth, segment.last_used_s, segment.opened_seq)
+                if found is None or order < found[0]:
+                    least, found = segment.worth, (order, index)
+        return None if found is None else found[1]
 
     def _is_victim(self, index: int, segment: _Segment, may_reclaim: Callable[[int], bool]) -> bool:
         return (

@@ -29,6 +29,7 @@ GROUPS_MAX = 64
 written, and are the first to go."""
 
 TENDED_CHUNKS = 16_384  # a few milliseconds' work
+SEGMENT_AS_CHUNKS = 256  # a segment takes as long as so many chunks, whatever is in it
 LEARNED_AT_ONCE = 32  # requests, the same
 ADOPTED_AGE_S = 600.0  # when what was there before was used last, nobody remembers
 JUDGED_CHAINS_MAX = 256
@@ -325,7 +326,7 @@ class LearningCurator:
                 break
             segment = self._used.pop() if self._used else self._round.popleft()
             if segment in self._members:
-                left -= self._members.count_in(segment)
+                left -= self._members.count_in(segment) + SEGMENT_AS_CHUNKS
                 self._value(segment, now_s, allowed_bytes)
         return False
 

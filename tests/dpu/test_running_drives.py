@@ -359,6 +359,20 @@ def test_a_drain_can_be_taken_back(pool: Pool, holder: Holder) -> None:
     assert 1 in put(holder, 0, 9).values()
 
 
+def test_a_drive_that_its_budget_would_never_let_be_written_is_not_added(path: Path, tmp_path: Path) -> None:
+    options = PoolOptions(drive_writes_per_day=0.7)  # at once 1.05 of six segments, or 0.7 of four
+    small = SIZE_BYTES - 2 * SEGMENT_BYTES
+    with Pool.open(path, options, drive_options=FAST) as pool:
+        for data_path in ("", str(blank(tmp_path / "three"))):
+            with pytest.raises(ConfigError, match="drive_writes_per_day"):
+                pool.drive_admin.add_drive(AddDriveRequest(small, data_path), deadline_s=5)
+        assert not any((tmp_path / "three").read_bytes()), "nothing was written"
+        assert sorted(file.name for file in path.glob("data*")) == ["data"]
+        assert pool.drive_admin.add_drive(AddDriveRequest(SIZE_BYTES), deadline_s=5).number == 3
+    with Pool.open(path, options, drive_options=FAST) as pool:
+        assert len(pool.drive_admin.drives(deadline_s=1)) == 4
+
+
 def test_a_drive_is_added_while_engines_write(
     sound: None, path: Path, pool: Pool, holder: Holder, tmp_path: Path
 ) -> None:

@@ -306,6 +306,20 @@ def test_used_segments_are_valued_first(curator: LearningCurator, policy: Script
     assert segments.worth(1) != UNVALUED
 
 
+def test_of_very_many_segments_some_are_valued_at_once(policy: Scripted) -> None:
+    """Empty ones and those of few chunks, too: lookups wait meanwhile."""
+    count = 150
+    segments = SegmentTable(replace(GEOMETRY, segment_count=count))
+    curator = LearningCurator(policy, segments)
+    for segment in range(count):
+        curator.adopted(0.0, segment, [record(segment, segment)] if segment % 2 else [])
+    valued = []
+    for _ in range(3):
+        curator.tend(1.0, 0)
+        valued.append(sum(segments.worth(segment) != UNVALUED for segment in range(count)))
+    assert valued == [64, 128, count]
+
+
 def test_of_too_many_models_all_is_written(curator: LearningCurator, policy: Scripted) -> None:
     for number in range(GROUPS_MAX):
         curator.stored([record(0, 0, bytes([number]) * 32)])
