@@ -315,6 +315,7 @@ class RunningDrives:
         """Taken off, for good. Returns its file, to be closed when the medium does not have it any more."""
         if number in self.shelf.numbers:
             self.shelf.remove(number)
+            self.store.drive_has_left(number)
         self.lives.end(number)
         self._leaving.discard(number)
         del self._paths[number]

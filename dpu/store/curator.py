@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import NamedTuple, Protocol
@@ -89,6 +89,9 @@ class Curator(Protocol):
     def emptied(self, segment: int) -> None:
         """Nothing that was in it counts any more."""
 
+    def left(self, is_gone: Callable[[int], bool]) -> None:
+        """Such segments have left the pool, with what was in them."""
+
     def used(self, segments: Iterable[int]) -> None:
         """Chunks in these are being read."""
 
@@ -135,6 +138,9 @@ class WritesEverything:
         pass
 
     def emptied(self, segment: int) -> None:
+        pass
+
+    def left(self, is_gone: Callable[[int], bool]) -> None:
         pass
 
     def used(self, segments: Iterable[int]) -> None:
@@ -309,6 +315,13 @@ class LearningCurator:
                 self._policy.on_dropped(members.group, members.keys)
             self._policy.victim([SegmentStats(segment, 1, worth, 0)])  # it learns the price of room from these
         self._members.clear(segment)
+
+    def left(self, is_gone: Callable[[int], bool]) -> None:
+        for segment in [segment for segment in self._members if is_gone(segment)]:
+            for members in self._members.by_group(segment):
+                self._policy.on_dropped(members.group, members.keys)
+            self._members.forget(segment)
+            self._worths.pop(segment, None)
 
     # ---- in the background ---------------------------------------------------------------------------------------
 

@@ -82,6 +82,10 @@ class Members:
             if key not in keys:
                 self.add(segment, group, key, position)
 
+    def forget(self, segment: int) -> None:
+        """There is no such segment any more."""
+        del self._columns[segment]
+
     def clear(self, segment: int) -> None:
         """The segment is known, and nothing is in it."""
         self._columns[segment] = _Columns()

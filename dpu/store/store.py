@@ -319,13 +319,19 @@ class Store:
         self.counters["grants_lost_with_drives"] += self.grants.expire_in(is_lost)
         self._tidying.lose(is_lost)
 
-    def forget(self, segment: int, chunks: Iterable[api.ChunkRecord]) -> Step[None]:
+    def drive_has_left(self, number: int) -> None:
+        """For good: its segments are nobody's any more."""
+        self._curator.left(lambda segment: drive_of_segment(segment) == number)
+
+    def forget(self, segment: int, chunks: Collection[api.ChunkRecord]) -> Step[None]:
         """Of a drive that is being emptied, the chunks with a shard in this segment, in which nobody writes."""
         assert not self.segments.pins(segment)[1], f"segment {segment} forgotten under a writer"
         places = {
             chunk.key: shard.extent for chunk in chunks for shard in chunk.shards if shard.extent.segment == segment
         }
         effects = tuple(DeleteChunk(key, extent) for key, extent in places.items())
+        for chunk in chunks:
+            self._curator.dropped(chunk)
         self.counters["chunks_drained"] += len(effects)
         return self._step(None, effects, _Pending()) if effects else Step(None)
 

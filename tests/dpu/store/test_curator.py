@@ -294,6 +294,20 @@ def test_the_least_worth_is_reclaimed(curator: LearningCurator, policy: Scripted
     assert reopened.segment == opened[1]
 
 
+def test_what_has_left_the_pool_is_worth_nothing_to_anybody(
+    curator: LearningCurator, policy: Scripted, segments: SegmentTable
+) -> None:
+    opened = open_all(segments)
+    policy.worth = {short(0): 3.0, short(1): 4.0}
+    curator.stored([record(0, opened[0]), record(1, opened[1])])
+    curator.tend(1.0, 0)
+    least = curator.least_worth()
+    curator.left(lambda segment: segment == opened[0])
+    curator.tend(2.0, 0)
+    assert policy.stored == {short(1)}
+    assert curator.least_worth() == pytest.approx(least * 4 / 3)
+
+
 def test_used_segments_are_valued_first(curator: LearningCurator, policy: Scripted, segments: SegmentTable) -> None:
     open_all(segments)
     curator.stored(record(number, number % 3) for number in range(60_000))
