@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from meshfusion.dpu.api import types as api
 from meshfusion.dpu.api.drive_types import DriveStatus
@@ -37,6 +38,9 @@ from meshfusion.jbof.shelf import DriveWear, Shelf, ShelfDrive
 from meshfusion.jbof.wear.rate import WriteRate
 
 logger = logging.getLogger("meshfusion.drives")
+
+
+MOST_SUSPECTS: Final = 256  # blocks of a drive: while it hangs there are no looks, and engines go on telling
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +172,7 @@ class RunningDrives:
     def suspect(self, extent: api.Extent) -> None:
         """An engine says that what lies there is not what was written, or cannot be read: the next look reads it."""
         number = drive_of_segment(extent.segment)
-        if number in self._open:
+        if number in self._open and len(self.suspects.get(number, ())) < MOST_SUSPECTS:
             self.suspects.setdefault(number, set()).add(extent.lba)
 
     def take_moved_away(self) -> bool:

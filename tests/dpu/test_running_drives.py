@@ -16,7 +16,7 @@ import pytest
 from meshfusion.dpu import drive_admin, drives_keeper
 from meshfusion.dpu import pool as pool_module
 from meshfusion.dpu.api.drive_types import AddDriveRequest, DrainDriveRequest, DriveStatus, RemoveDriveRequest
-from meshfusion.dpu.api.types import Access, DropRequest, HeartbeatReply, HeartbeatRequest, ReserveOutcome
+from meshfusion.dpu.api.types import Access, DropRequest, Extent, HeartbeatReply, HeartbeatRequest, ReserveOutcome
 from meshfusion.dpu.drive_list import read_drive_list
 from meshfusion.dpu.drive_look import Sighting, look_at
 from meshfusion.dpu.pool import Pool, PoolOptions, check_pool
@@ -25,7 +25,7 @@ from meshfusion.dpu.pool_dir import PoolLayout
 from meshfusion.dpu.pool_drives import find_drives
 from meshfusion.dpu.pool_rebuild import rebuild_index
 from meshfusion.dpu.pool_tending import Policy
-from meshfusion.dpu.running_drives import DriveOptions
+from meshfusion.dpu.running_drives import MOST_SUSPECTS, DriveOptions
 from meshfusion.jbof.drives.health import LOG_BYTES, Warnings, parse_health
 from meshfusion.jbof.drives.life_words import Fault
 from meshfusion.jbof.drives.system.files import FileDrives
@@ -464,6 +464,14 @@ def test_a_service_that_ends_does_not_go_on_changing_drives(path: Path) -> None:
     os.close(holder.lock)
     with Pool.open(path, drive_options=FAST) as again, Holder(again) as other:
         assert matched(other, chunks) == chunks
+
+
+def test_what_engines_suspect_of_a_drive_that_hangs_is_bounded(path: Path) -> None:
+    with Pool.open(path, drive_options=DriveOptions(check_interval_s=3600.0)) as pool, Holder(pool) as holder:
+        for lba in range(2 * MOST_SUSPECTS):
+            extent = Extent(1, 0, lba, 1, 1)
+            assert not pool.drop(DropRequest(holder.id, key(0), extent, "digest"), deadline_s=DEADLINE_S)
+        assert [len(suspects) for suspects in pool._drives.suspects.values()] == [MOST_SUSPECTS]
 
 
 def test_a_removed_drive_is_anothers_to_have(path: Path, pool: Pool, tmp_path: Path) -> None:
