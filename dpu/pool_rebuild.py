@@ -33,6 +33,7 @@ from meshfusion.dpu.pool_drives import AbsentDrive, PoolDrives, find_drives_to_i
 from meshfusion.dpu.pool_medium import FileMedium
 from meshfusion.dpu.pool_place import sync_directory
 from meshfusion.dpu.rebuild import DriveReading, RebuildReport, rebuild
+from meshfusion.dpu.store.effects import NoteBudget
 from meshfusion.jbof.epoch_record import last_epoch
 from meshfusion.jbof.errors import ConfigError, MediaError, PoolBusyError
 from meshfusion.jbof.format import OWNER_LBAS
@@ -129,6 +130,8 @@ def _build(
         report = rebuild(looked_at, UnitDigests().digest_of, reader.run_all, index.apply, progress)
         epoch = max(report.last_epoch, *(_last_epoch(reader, drive) for drive in looked_at)) + 1
         index.begin_epoch(epoch)
+        # What was written in the last day, the medium does not tell: their budgets begin with nothing.
+        index.apply(NoteBudget(number, 0) for number in sorted(drives.numbers))
     sync_directory(new)
     left_out = tuple(sorted((drive.number, drive.problem.message) for drive in drives.absent))
     return RebuiltIndex(report, epoch, reader.reads, reader.blocks_read, reader.reads_failed, left_out)

@@ -12,12 +12,14 @@ from pathlib import Path
 import pytest
 
 from meshfusion.dpu.api.types import ReserveOutcome
-from meshfusion.dpu.pool import Pool, check_pool, inspect_pool
+from meshfusion.dpu.pool import Pool, PoolOptions, check_pool, inspect_pool
 from meshfusion.dpu.pool_dir import PoolLayout, geometry_of, note_exported, read_label
 from meshfusion.dpu.pool_rebuild import rebuild_index
 from meshfusion.dpu.pool_repair import repair_pool
+from meshfusion.dpu.pool_tending import Policy
 from meshfusion.jbof.errors import ConfigError, FormatError, PoolBusyError
 from meshfusion.jbof.format import LBA_BYTES, encode_chunk_header
+from meshfusion.jbof.policy.write_budget import DAY_S
 from tests.dpu import pool_cases
 from tests.dpu.pool_cases import FULL_SEGMENT_UNITS, SEGMENT_COUNT, Holder, key, make_pool
 from tests.dpu.test_pool_faults import commit_and_kill, fill_completely
@@ -84,6 +86,19 @@ def test_a_lost_index_is_found_again(path: Path) -> None:
     assert inspect_pool(path).epoch == epoch + 2
     with Pool.open(path) as pool:
         fill_completely(pool)
+
+
+def test_a_new_index_does_not_fill_budgets_anew(path: Path) -> None:
+    now_s = [0.0]
+    options = PoolOptions(drive_writes_per_day=1.0, policy=Policy.EVERYTHING)  # six segments, and 1.5 at once
+    with Pool.open(path, options, clock=lambda: now_s[0]) as pool, Holder(pool) as holder:
+        assert holder.put(0, FULL_SEGMENT_UNITS)
+        assert holder.reserve(1, FULL_SEGMENT_UNITS).outcome is ReserveOutcome.NO_SPACE
+    rebuild_index(path)
+    with Pool.open(path, options, clock=lambda: now_s[0]) as pool, Holder(pool) as holder:
+        assert holder.reserve(1, FULL_SEGMENT_UNITS).outcome is ReserveOutcome.NO_SPACE
+        now_s[0] += DAY_S
+        assert holder.put(1, FULL_SEGMENT_UNITS), "and they fill with time"
 
 
 def test_reads_are_counted(path: Path) -> None:
