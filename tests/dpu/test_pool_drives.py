@@ -12,12 +12,13 @@ import pytest
 
 from meshfusion.dpu.api.types import ReserveOutcome
 from meshfusion.dpu.drive_list import DRIVE_LIST, read_drive_list, write_drive_list
-from meshfusion.dpu.pool import Pool, check_pool, inspect_pool
+from meshfusion.dpu.pool import Pool, PoolOptions, check_pool, inspect_pool
 from meshfusion.dpu.pool_create import add_drive, create_pool_of_drives
 from meshfusion.dpu.pool_dir import PoolLayout
 from meshfusion.dpu.pool_drives import find_drives
 from meshfusion.dpu.pool_remove import remove_drive, set_draining
 from meshfusion.dpu.pool_repair import repair_pool
+from meshfusion.dpu.pool_tending import Policy
 from meshfusion.jbof.errors import ConfigError, FormatError, PoolBusyError
 from meshfusion.jbof.pool_addresses import drive_of_segment
 from meshfusion.jbof.segment_format import decode_segment_header
@@ -51,7 +52,8 @@ def path(tmp_path: Path) -> Path:
 def put(path: Path, count: int, first: int = 0) -> Counter[int]:
     """Full segments of chunks; on which drives they lie."""
     drives: Counter[int] = Counter()
-    with Pool.open(path) as pool, Holder(pool) as holder:
+    # In a full pool what is worth no more than what it displaces is declined.
+    with Pool.open(path, PoolOptions(policy=Policy.EVERYTHING)) as pool, Holder(pool) as holder:
         for i in range(first, first + count):
             result = holder.reserve(i, FULL_SEGMENT_UNITS)
             assert result.outcome is ReserveOutcome.GRANTED

@@ -26,7 +26,7 @@ def any_label(draw: st.DrawFn) -> Label:
         created_unix_s=draw(st.integers(0, 2**64 - 1)),
         segment_lba_count=alignment * draw(st.integers(1, 1 << 15)),
         segment_count=draw(st.integers(1, 2**32 - 1)),
-        data_start_lba=alignment * draw(st.integers(4, 1 << 15)),
+        data_start_lba=alignment * draw(st.integers(6, 1 << 15)),
         alignment_lba_count=alignment,
         drive_number=draw(st.integers(0, 2**16 - 1)),
         drive_name=draw(names),

@@ -20,7 +20,8 @@ import click
 
 from meshfusion.dpu.api import types as api
 from meshfusion.dpu.api.liveness import hold_liveness
-from meshfusion.dpu.pool import Pool
+from meshfusion.dpu.pool import Pool, PoolOptions
+from meshfusion.dpu.pool_tending import Policy
 from meshfusion.tools.bench.index_fill import (
     CHUNK_TOKENS,
     IDENTITY,
@@ -44,7 +45,9 @@ def main(rounds: int, output_format: str, work: Path, pool: Path) -> None:
     def measure(report: Report, directory: Path, progress: Progress) -> None:
         before = memory_of().anonymous_bytes
         cpu_s, began_s = time.process_time(), time.perf_counter()
-        with Pool.open(pool, damaged=lambda error: report.problems.append(error.message)) as opened:
+        with Pool.open(
+            pool, PoolOptions(policy=Policy.EVERYTHING), damaged=lambda error: report.problems.append(error.message)
+        ) as opened:
             progress("opened")
             report.details.append(
                 {

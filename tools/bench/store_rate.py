@@ -30,6 +30,7 @@ from meshfusion.dpu.api import types as api
 from meshfusion.dpu.api.liveness import hold_liveness
 from meshfusion.dpu.pool import Pool, PoolOptions
 from meshfusion.dpu.pool_create import create_pool
+from meshfusion.dpu.pool_tending import Policy
 from meshfusion.host.path.data_path import DataPath
 from meshfusion.host.path.load_job import UnitRead
 from meshfusion.host.path.shards import ShardWrite
@@ -166,7 +167,8 @@ class Engine:
         shutil.rmtree(path, ignore_errors=True)
         create_pool(path, size_bytes=data.stat().st_size, data_path=data, overwrite_serial=data.name)
         count = settings.size_bytes // self._shape.unit_bytes
-        options = PoolOptions(max_pinned_fraction=1.0)  # a load of all there is
+        # A load of all there is; and nothing is declined.
+        options = PoolOptions(max_pinned_fraction=1.0, policy=Policy.EVERYTHING)
         with Pool.open(path, options) as pool, attached(pool) as attachment:
             write_bytes = self._shape.unit_bytes + LBA_BYTES
             with opened_path(
