@@ -163,13 +163,14 @@ class Shelf:
         )
 
     def budget_level(self, now_s: float) -> float:
-        """How much may be written now, 0 to 1: that of the drive with most left, of those that take segments."""
+        """How much may be written now, 0 to 1: that of the drive with most left, of those that take segments. Where none
+        does, it is not for its budget."""
         levels = [
             1.0 if drive.budget is None else drive.budget.level(now_s)
             for drive in self._drives.values()
             if drive.takes_segments
         ]
-        return max(levels, default=0.0)
+        return max(levels, default=1.0)
 
     def budgets_left(self, now_s: float) -> dict[int, int]:
         """Bytes by drive number, of drives with a budget: to be kept over a restart."""

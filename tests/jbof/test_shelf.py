@@ -245,6 +245,7 @@ def test_without_a_drive_to_write_nothing_is_opened() -> None:
         shelf.stand(number, takes_segments=False, is_offered=True)
     assert put(shelf) is None
     assert not shelf.can_place(0.0, [1], anything)
+    assert shelf.budget_level(0.0) == 1.0, "that is not why"
 
 
 def test_where_the_drive_in_turn_has_nothing_another_of_the_stripe_is_opened_on() -> None:
