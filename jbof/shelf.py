@@ -163,8 +163,8 @@ class Shelf:
         )
 
     def budget_level(self, now_s: float) -> float:
-        """How much may be written now, 0 to 1: that of the drive with most left, of those that take segments. Where none
-        does, it is not for its budget."""
+        """How much may be written now, 0 to 1: that of the drive with most left, of those that take segments. Where
+        none does, it is not for its budget."""
         levels = [
             1.0 if drive.budget is None else drive.budget.level(now_s)
             for drive in self._drives.values()
