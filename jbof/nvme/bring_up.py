@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from types import MappingProxyType
 from typing import Final
 
 from meshfusion.jbof.errors import MediaError, UnsupportedError
@@ -31,6 +34,11 @@ from meshfusion.jbof.nvme.fabrics import (
 from meshfusion.jbof.nvme.fields import protocol_error
 from meshfusion.jbof.nvme.identify import ControllerInfo, NvmLimits, parse_controller, parse_nvm_limits
 from meshfusion.jbof.nvme.inventory import Inventory, read_inventory
+from meshfusion.jbof.nvme.io_commands import (
+    RECLAIM_UNIT_HANDLES_BYTES,
+    parse_placement_ids,
+    reclaim_unit_handles,
+)
 from meshfusion.jbof.nvme.procedures import ArmEvents, Ask, Open, Pause, Procedure, StartKeepAlive
 from meshfusion.jbof.nvme.properties import (
     CAP,
@@ -62,7 +70,8 @@ _WANTED_EVENTS: Final = AsyncEvents.NAMESPACE_ATTRIBUTE | AsyncEvents.ASYMMETRIC
 
 @dataclass(frozen=True, slots=True)
 class AssociationInfo:
-    """What came out of the bring-up. ``limits``: None for a controller that does not tell them (CNS 06h)."""
+    """What came out of the bring-up. ``limits``: None for a controller that does not tell them (CNS 06h).
+    ``placement_ids``: by namespace, of those with Flexible Data Placement."""
 
     controller_id: int
     capabilities: Capabilities
@@ -72,6 +81,14 @@ class AssociationInfo:
     io_queue_depth: int
     inventory: Inventory
     authentication: Authentication
+    placement_ids: Mapping[int, tuple[int, ...]] = field(default_factory=lambda: MappingProxyType({}))
+
+    def data_placement(self, nsid: int) -> int | None:
+        """What writes of chunks name, so that they share no reclaim unit with labels, headers and summaries, which name
+        none and go to the first handle; None where there are not two. (:func:`~meshfusion.jbof.wear.placement
+        .placement_handle`, of one lifetime class.)"""
+        ids = self.placement_ids.get(nsid, ())
+        return ids[1] if len(ids) > 1 else None
 
     @property
     def max_transfer_bytes(self) -> int | None:
@@ -97,8 +114,17 @@ def bring_up(settings: ControllerSettings, random_bytes: RandomBytes) -> Procedu
         yield Open(queue_id, depth, connected.controller_id)
         queue = yield from _connect(settings, queue_id, depth, connected.controller_id)
         yield from authenticate(settings, queue_id, queue, random_bytes)
+    placement_ids = yield from _read_placement_ids(controller, inventory)
     return AssociationInfo(
-        connected.controller_id, capabilities, controller, limits, count, depth, inventory, authentication
+        connected.controller_id,
+        capabilities,
+        controller,
+        limits,
+        count,
+        depth,
+        inventory,
+        authentication,
+        MappingProxyType(placement_ids),
     )
 
 
@@ -186,6 +212,21 @@ def _read_limits() -> Procedure[NvmLimits | None]:
     except NvmeCommandError:
         return None  # CNS 06h is optional
     return parse_nvm_limits(answer.data)
+
+
+def _read_placement_ids(controller: ControllerInfo, inventory: Inventory) -> Procedure[dict[int, tuple[int, ...]]]:
+    """An I/O command asks for them: when there are queues for I/O."""
+    found: dict[int, tuple[int, ...]] = {}
+    if not controller.has_data_placement:
+        return found
+    for nsid in inventory.namespaces:
+        build = partial(reclaim_unit_handles, nsid)
+        try:
+            answer = yield Ask(build, RECLAIM_UNIT_HANDLES_BYTES, queue_id=1)
+        except NvmeCommandError:
+            continue  # it is not enabled there, or the namespace is reached through another controller
+        found[nsid] = parse_placement_ids(answer.data)
+    return found
 
 
 def _negotiate_queue_count(wanted: int) -> Procedure[int]:

@@ -50,7 +50,7 @@ class AdminOpcode(enum.Enum):
 
 
 class IoOpcode(enum.Enum):
-    """NVM Figure 21; the reservation commands are of Base, 7.5 to 7.8."""
+    """NVM Figure 21; the reservation commands are of Base, 7.5 to 7.8, I/O Management Receive of Base 7.3."""
 
     FLUSH = 0x00
     WRITE = 0x01
@@ -60,6 +60,7 @@ class IoOpcode(enum.Enum):
     RESERVATION_REGISTER = 0x0D
     RESERVATION_REPORT = 0x0E
     RESERVATION_ACQUIRE = 0x11
+    IO_MANAGEMENT_RECEIVE = 0x12
     RESERVATION_RELEASE = 0x15
 
 
@@ -74,7 +75,7 @@ class FabricsType(enum.Enum):
     DISCONNECT = 0x08
 
 
-FILLS_MEMORY: Final = (IoOpcode.READ, IoOpcode.RESERVATION_REPORT)
+FILLS_MEMORY: Final = (IoOpcode.READ, IoOpcode.RESERVATION_REPORT, IoOpcode.IO_MANAGEMENT_RECEIVE)
 """I/O commands whose data goes from the controller to the host. A tuple, which is searched by identity."""
 
 # Enumerations of their own: opcode 02h is Read on an I/O queue and Get Log Page on the admin queue.

@@ -94,6 +94,11 @@ class ControllerInfo:
         return bool(self.oncs >> 3 & 1)
 
     @property
+    def has_data_placement(self) -> bool:
+        """Flexible Data Placement: bit 19 of CTRATT. Whether it is enabled where a namespace lies, that one tells."""
+        return bool(self.ctratt >> 19 & 1)
+
+    @property
     def has_reservations(self) -> bool:
         return bool(self.oncs >> 5 & 1)
 

@@ -15,6 +15,7 @@ from typing import Final
 from meshfusion.jbof.nvme.command import Command, IoOpcode, common_command
 from meshfusion.jbof.nvme.fields import (
     BROADCAST_NSID,
+    MAX_U16,
     MAX_U32,
     MAX_U64,
     check_int,
@@ -31,6 +32,12 @@ RANGE_BYTES: Final = 16
 _FORCE_UNIT_ACCESS: Final = 1 << 30
 _WRITE_ZEROES_DEALLOCATE: Final = 1 << 25
 _DATASET_DEALLOCATE: Final = 1 << 2
+_DATA_PLACEMENT: Final = 2 << 20  # DTYPE, bits 23:20 of dword 12
+_RECLAIM_UNIT_HANDLE_STATUS: Final = 1  # MO
+_RUH_HEAD: Final = struct.Struct("<14xH")  # NRUHSD
+_RUH_ENTRY_BYTES: Final = 32
+RECLAIM_UNIT_HANDLES_BYTES: Final = _RUH_HEAD.size + 127 * _RUH_ENTRY_BYTES
+"""Of a status with as many handles as a namespace can have, but for one: it fits into a page."""
 _RANGE: Final = struct.Struct("<IIQ")  # context attributes, length in logical blocks, starting LBA
 assert _RANGE.size == RANGE_BYTES
 
@@ -48,9 +55,48 @@ def read(nsid: int, lba: int, lba_count: int, data: DataPointer) -> Command:
     return _transfer(IoOpcode.READ, nsid, lba, lba_count, data, flags=0)
 
 
-def write(nsid: int, lba: int, lba_count: int, data: DataPointer, *, force_unit_access: bool = False) -> Command:
-    """NVM Figures 67 to 70. With ``force_unit_access`` it completes only when the data is durable."""
-    return _transfer(IoOpcode.WRITE, nsid, lba, lba_count, data, flags=_FORCE_UNIT_ACCESS if force_unit_access else 0)
+def write(
+    nsid: int,
+    lba: int,
+    lba_count: int,
+    data: DataPointer,
+    *,
+    force_unit_access: bool = False,
+    placement_id: int | None = None,
+) -> Command:
+    """NVM Figures 67 to 70. With ``force_unit_access`` it completes only when the data is durable.
+
+    ``placement_id``: the Placement Identifier that it names, one of :func:`parse_placement_ids` (the Data Placement
+    directive, Base 8.1.8.4): DTYPE 02h, and DSPEC in dword 13.
+    """
+    flags = _FORCE_UNIT_ACCESS if force_unit_access else 0
+    if placement_id is None:
+        return _transfer(IoOpcode.WRITE, nsid, lba, lba_count, data, flags=flags)
+    specific = check_int("DSPEC", placement_id, 0, MAX_U16) << 16
+    return _transfer(IoOpcode.WRITE, nsid, lba, lba_count, data, flags=flags | _DATA_PLACEMENT, cdw13=specific)
+
+
+def reclaim_unit_handles(nsid: int, data: DataPointer) -> Command:
+    """I/O Management Receive of the Reclaim Unit Handle Status: what a namespace's writes may name (Base 7.3)."""
+    if not 0 < data.length_bytes <= MAX_U16 or data.length_bytes % 4:
+        raise field_error("NUMD", f"{data.length_bytes} bytes are not whole dwords, or too many")
+    return common_command(
+        IoOpcode.IO_MANAGEMENT_RECEIVE,
+        nsid=check_nsid(nsid),
+        data=data,
+        cdw10=_RECLAIM_UNIT_HANDLE_STATUS,
+        cdw11=data.length_bytes // 4 - 1,
+    )
+
+
+def parse_placement_ids(data: bytes) -> tuple[int, ...]:
+    """The Placement Identifiers of a Reclaim Unit Handle Status, as many as ``data`` has: in the order of the
+    namespace's placement handles; a write that names none goes to the first (Base Figure 342)."""
+    check_received("the reclaim unit handle status", data, _RUH_HEAD.size)
+    (count,) = _RUH_HEAD.unpack_from(data)
+    entries = range(_RUH_HEAD.size, min(len(data), _RUH_HEAD.size + count * _RUH_ENTRY_BYTES), _RUH_ENTRY_BYTES)
+    whole = [at for at in entries if at + _RUH_ENTRY_BYTES <= len(data)]
+    return tuple(int.from_bytes(data[at : at + 2], "little") for at in whole)
 
 
 def flush(nsid: int) -> Command:
@@ -114,7 +160,9 @@ def decode_ranges(data: bytes, range_count: int) -> tuple[LbaRange, ...]:
     return tuple(LbaRange(lba, lba_count) for _, lba_count, lba in entries)
 
 
-def _transfer(opcode: IoOpcode, nsid: int, lba: int, lba_count: int, data: DataPointer, flags: int) -> Command:
+def _transfer(
+    opcode: IoOpcode, nsid: int, lba: int, lba_count: int, data: DataPointer, flags: int, cdw13: int = 0
+) -> Command:
     _check_blocks(lba, check_int("NLB + 1", lba_count, 1, MAX_COMMAND_LBAS))
     if data.place is DataPlace.NONE or data.length_bytes % lba_count:
         raise field_error("data length", f"is {data.length_bytes} bytes; {lba_count} equal blocks are to be moved")
@@ -125,6 +173,7 @@ def _transfer(opcode: IoOpcode, nsid: int, lba: int, lba_count: int, data: DataP
         cdw10=lba & MAX_U32,
         cdw11=lba >> 32,
         cdw12=flags | lba_count - 1,
+        cdw13=cdw13,
     )
 
 

@@ -42,7 +42,8 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Like :class:`Read`. With ``force_unit_access`` it is durable when it is done."""
+    """Like :class:`Read`. With ``force_unit_access`` it is durable when it is done. It goes where chunks do:
+    :meth:`~meshfusion.jbof.nvme.bring_up.AssociationInfo.data_placement`."""
 
     nsid: int
     lba: int
@@ -51,8 +52,14 @@ class Write:
 
     def commands(self, info: AssociationInfo, namespace: Namespace, key_scope: KeyScope) -> Iterable[Command]:
         for part in _parts(self.lba, self.memory, info, namespace, key_scope):
-            data = _data(part, key_scope)
-            yield write(self.nsid, part.lba, part.lba_count, data, force_unit_access=self.force_unit_access)
+            yield write(
+                self.nsid,
+                part.lba,
+                part.lba_count,
+                _data(part, key_scope),
+                force_unit_access=self.force_unit_access,
+                placement_id=info.data_placement(self.nsid),
+            )
 
 
 @dataclass(frozen=True, slots=True)

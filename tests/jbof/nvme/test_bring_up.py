@@ -147,3 +147,32 @@ def test_no_answer_to_the_connection() -> None:
 def test_settings_are_checked(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         replace(SETTINGS, **wrong)
+
+
+@pytest.mark.parametrize(
+    ("ids", "known", "data"),
+    [
+        ((), {}, None),
+        ((0,), {1: (0,)}, None),
+        ((0, 1), {1: (0, 1)}, 1),
+        ((0x100, 0x102, 0x101), {1: (0x100, 0x102, 0x101)}, 0x102),
+    ],
+)
+def test_where_chunks_are_placed(ids: tuple[int, ...], known: dict[int, tuple[int, ...]], data: int | None) -> None:
+    """With Flexible Data Placement, apart from what names no placement, which goes to the first."""
+    bench = Bench()
+    bench.subsystem.placement_ids = ids
+    bench.connect()
+    [connected] = bench.seen(Connected)
+    assert dict(connected.info.placement_ids) == known
+    assert connected.info.data_placement(1) == data
+    assert connected.info.data_placement(2) is None
+
+
+def test_a_namespace_where_placement_is_not_enabled(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench()
+    bench.subsystem.placement_ids = (0, 1)
+    monkeypatch.setattr(type(bench.target), "_placement_handles", lambda target, capsule: target.respond(capsule, 0x29))
+    bench.connect()
+    [connected] = bench.seen(Connected)
+    assert connected.info.data_placement(1) is None

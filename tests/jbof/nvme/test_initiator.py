@@ -104,6 +104,20 @@ def test_written_data_is_read_back(bench: Bench) -> None:
     assert len(bench.transport.memory.regions) == 2  # the scratch memory's
 
 
+@pytest.mark.parametrize("key_scope", list(KeyScope))
+def test_chunks_are_placed_apart_where_the_namespace_can(key_scope: KeyScope) -> None:
+    transport = LiveTransport(replace(subsystem(), placement_ids=(0x100, 0x105)))
+    initiator = Initiator(transport, replace(SETTINGS, key_scope=key_scope), 5.0)
+    source = data(8)
+    out = initiator.register(source)
+    initiator.write(3, 0, [out.all()], force_unit_access=True)
+    initiator.write(1, 0, [out.all()])
+    assert transport.target.seen[f"writes to placement {0x105}"] == 2
+    assert transport.target.seen["writes to placement None"] == 0
+    out.close()
+    initiator.close()
+
+
 def test_keys_for_each_command() -> None:
     """The simulated target looks at every window; see also the simulation. A command has one piece of memory then."""
     transport = LiveTransport(replace(subsystem(), descriptors=4))

@@ -40,6 +40,42 @@ def test_write_with_fua_and_invalidation() -> None:
     assert dword(plain, 12) == 0xFF
 
 
+def test_write_that_names_a_placement() -> None:
+    """NVM Figures 69 and 70: DTYPE is bits 23:20 of dword 12, 02h for data placement; DSPEC is bits 31:16 of dword 13.
+    Linux' block driver sets the same (NVME_RW_DTYPE_DPLCMT in the upper half of dword 12, the identifier << 16)."""
+    command = io.write(5, 0, 256, remote_data(MIB), placement_id=0x1234)
+    assert dword(command, 12) == 0x002000FF
+    assert dword(command, 13) == 0x12340000
+    named = io.write(5, 0, 256, remote_data(MIB), force_unit_access=True, placement_id=0)
+    assert (dword(named, 12), dword(named, 13)) == (0x402000FF, 0)
+    plain = io.write(5, 0, 256, remote_data(MIB))
+    assert (dword(plain, 12), dword(plain, 13)) == (0xFF, 0)
+    with pytest.raises(NvmeFieldError, match="DSPEC"):
+        io.write(5, 0, 256, remote_data(MIB), placement_id=1 << 16)
+
+
+def test_reclaim_unit_handles() -> None:
+    """Base 7.3: MO 01h in dword 10, NUMD 0's based in dword 11."""
+    command = io.reclaim_unit_handles(3, remote_data(RemoteMemory(0x1000, 4080, 7)))
+    assert command.sqe[0] == 0x12
+    assert (dword(command, 10), dword(command, 11)) == (1, 4080 // 4 - 1)
+    with pytest.raises(NvmeFieldError, match="NUMD"):
+        io.reclaim_unit_handles(3, remote_data(RemoteMemory(0x1000, 4082, 7)))
+
+
+def test_placement_ids() -> None:
+    """As ``struct nvme_fdp_ruh_status`` of Linux: 14 reserved bytes, the count, then 32 bytes each, the identifier
+    first."""
+    entries = [pid.to_bytes(2, "little") + (7).to_bytes(2, "little") + bytes(28) for pid in (0, 0x0102, 9)]
+    data = bytes(14) + (3).to_bytes(2, "little") + b"".join(entries)
+    assert io.parse_placement_ids(data) == (0, 0x0102, 9)
+    assert io.parse_placement_ids(data + bytes(100)) == (0, 0x0102, 9)
+    assert io.parse_placement_ids(data[:-1]) == (0, 0x0102), "more than was read of them"
+    assert io.parse_placement_ids(bytes(16)) == ()
+    with pytest.raises(NvmeProtocolError):
+        io.parse_placement_ids(bytes(15))
+
+
 def test_flush_of_all_namespaces() -> None:
     assert io.flush(0xFFFFFFFF).sqe == bytes.fromhex("00400000 ffffffff" + "00" * 16 + NULL_SGL + "00" * 24)
     assert le(io.flush(1).sqe, 4, 4) == 1

@@ -14,8 +14,10 @@ from tests.jbof.nvme.sim.world import SimulationFailed, run
 
 BATCHES, WORLDS_PER_BATCH = 4, 15
 NIGHTLY_FIRST_SEED, NIGHTLY_WORLDS = 100_000, 2000
-MUTANT_WORLDS = 60
+MUTANT_WORLDS = 150
 MUST_HAPPEN = (
+    "writes to placement 1",
+    "writes to placement None",
     "Connected",
     "ConnectionLost",
     "ControllerLost",

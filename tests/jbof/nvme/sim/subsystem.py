@@ -45,7 +45,8 @@ class SimNamespace:
 
 @dataclass
 class Subsystem:
-    """``mdts``: 2^n pages of 4096 bytes. ``descriptors``: keyed ones that a command may have."""
+    """``mdts``: 2^n pages of 4096 bytes. ``descriptors``: keyed ones that a command may have. ``placement_ids``: of
+    each namespace; empty without Flexible Data Placement."""
 
     namespaces: dict[int, SimNamespace]
     mdts: int
@@ -54,6 +55,7 @@ class Subsystem:
     has_limits: bool
     ready_timeout: int = 4  # of 500 ms
     event_requests: int = 4
+    placement_ids: tuple[int, ...] = ()
 
     @classmethod
     def random(cls, rng: random.Random) -> Subsystem:
@@ -88,6 +90,7 @@ class Subsystem:
         data[77] = self.mdts
         struct.pack_into("<HI", data, 78, controller_id, 0x20000)
         struct.pack_into("<I", data, 92, 1 << 8 | 1 << 11)  # OAES: namespaces, ANA
+        struct.pack_into("<I", data, 96, bool(self.placement_ids) << 19)  # CTRATT: FDPS
         data[111] = 1  # CNTRLTYPE: I/O
         data[259] = self.event_requests - 1
         struct.pack_into("<H", data, 320, KEEP_ALIVE_UNIT)

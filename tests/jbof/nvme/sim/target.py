@@ -206,7 +206,7 @@ class SimTarget:
         if key is None or self.rng.random() < 0.2:
             return None
         others = [other for other in capsule.link.windows.bound_keys if other != key]
-        if others and self.chance(0.002, "keys of others invalidated"):
+        if others and self.chance(0.015, "keys of others invalidated"):
             capsule.link.is_misled = True
             return self.rng.choice(others)
         self.seen["keys invalidated by the target"] += 1

@@ -66,6 +66,8 @@ class SimIoTarget(SimAdminTarget):
             self.later(lambda: self._flush(capsule, namespace))
         elif capsule.opcode == 0x09:
             self._deallocate(capsule, namespace)
+        elif capsule.opcode == 0x12:
+            self._placement_handles(capsule)
         else:
             must(capsule.opcode in (0x01, 0x02), "unknown I/O opcode", hex(capsule.opcode))
             self._transfer(capsule, namespace)
@@ -82,9 +84,29 @@ class SimIoTarget(SimAdminTarget):
         elif capsule.opcode == 0x02:
             self.later(lambda: self._read(capsule, namespace, lba, lba_count))
         else:
+            directive, specific = capsule.number(48, 4) >> 20 & 0xF, capsule.number(52, 4) >> 16
+            must(directive in (0, 2), "a directive that was never enabled", directive)
+            if directive:
+                must(specific in self.subsystem.placement_ids, "a placement that the namespace does not have", specific)
+            self.seen[f"writes to placement {specific if directive else None}"] += 1
             pending = PendingWrite(namespace.nsid, lba, lba_count)
             self.pending.append(pending)
             self.later(lambda: self._fetch(capsule, namespace, pending))
+
+    def _placement_handles(self, capsule: Capsule) -> None:
+        """I/O Management Receive (Base 7.3): MO 1, NUMD 0's based."""
+        must(capsule.number(40, 4) == 1, "another management operation", capsule.number(40, 4))
+        ids = self.subsystem.placement_ids
+        data = struct.pack("<14xH", len(ids)) + b"".join(
+            struct.pack("<HHIQ16x", pid, handle, 0, 0) for handle, pid in enumerate(ids)
+        )
+        length = 4 * (capsule.number(44, 4) + 1)
+
+        def place() -> None:
+            if self.copy_out(capsule, data[:length].ljust(length, b"\0")):
+                self.respond(capsule)
+
+        self.later(place)
 
     def _read(self, capsule: Capsule, namespace: SimNamespace, lba: int, lba_count: int) -> None:
         data = namespace.read(lba, lba_count)
