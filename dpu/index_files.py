@@ -94,7 +94,8 @@ def open_index(
         if owner != pool_uuid.encode():
             raise FormatError(
                 f"the index {data} belongs to pool {_text(owner)}, not to {pool_uuid}",
-                next_step="point the pool at its own directory; indexes cannot be swapped",
+                next_step="put the pool's own drive in its place (device names may have changed); indexes cannot be "
+                "swapped",
             )
         return index
     except lmdb.Error as error:

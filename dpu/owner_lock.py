@@ -110,8 +110,8 @@ def _lock_all(layout: PoolLayout, data: Sequence[Path]) -> list[int]:
             descriptors.append(_open(path, os.O_RDONLY))
             if not _lock(descriptors[-1]):
                 raise PoolBusyError(
-                    f"the data {path} of {layout.directory} is in use by another pool directory",
-                    next_step="use that pool, or create one with data of its own",
+                    f"the data {path}, meant for {layout.directory}, is in use by another pool directory",
+                    next_step="use that pool, or name a drive of its own for this one",
                 )
     except BaseException:
         for descriptor in descriptors:

@@ -14,11 +14,11 @@ from pathlib import Path
 from meshfusion.dpu.drive_list import ListedDrive, read_drive_list, write_drive_list
 from meshfusion.dpu.index_files import create_index
 from meshfusion.dpu.owner_lock import OwnerLock, lock_data
-from meshfusion.dpu.pool_dir import PoolLayout, geometry_of, write_new_label
+from meshfusion.dpu.pool_dir import PoolLayout, geometry_of, read_label_at, write_new_label
 from meshfusion.dpu.pool_drives import PoolDrives, find_drives, list_of_one
 from meshfusion.dpu.pool_place import CREATING, DATA_POINTER, building, check_free, sync_directory
 from meshfusion.dpu.pool_sizes import size_problems, usual_segment_bytes
-from meshfusion.jbof.errors import ConfigError, FormatError, MediaError, UnsupportedError
+from meshfusion.jbof.errors import ConfigError, FormatError, MediaError, MeshFusionError, UnsupportedError
 from meshfusion.jbof.format import DATA_START_LBA, LBA_BYTES
 from meshfusion.jbof.label import Label
 from meshfusion.jbof.media.drive_facts import alignment_bytes, drive_name
@@ -178,18 +178,27 @@ def check_data_path(data_path: Path, size_bytes: int, overwrite_serial: str | No
                 f"{data_path} has {data.size_bytes} bytes, the pool wants {size_bytes}",
                 next_step="lower --size or use a larger device",
             )
-        head = bytearray(2 * LBA_BYTES)
+        # Where labels and their like go: some file systems begin well behind the first blocks.
+        head = bytearray(min(DATA_START_LBA * LBA_BYTES, data.size_bytes // LBA_BYTES * LBA_BYTES))
         with contextlib.closing(open_data_file(data_path, writable=False, direct=DirectMode.OFF)) as reader:
             reader.read_into(0, memoryview(head))
     if any(head) and overwrite_serial is None:
         raise FormatError(
-            f"{data_path} is not blank: something has been written at its start",
+            f"{data_path} is not blank: {_what_is_on(data_path)}",
             next_step="make sure it is the right device and that nobody needs what is on it, then overwrite it: "
-            f"--force --serial {shlex.quote(serial)}",
+            f"mfctl pool create or jbof add with --force --serial {shlex.quote(serial)}",
         )
 
 
 # ---- inside ------------------------------------------------------------------------------------------------------
+
+
+def _what_is_on(data_path: Path) -> str:
+    try:
+        label, _ = read_label_at(data_path, "")
+    except MeshFusionError:
+        return "something has been written at its start"
+    return f"it is drive {label.drive_number} of pool {uuid.UUID(bytes=label.pool_uuid)}"
 
 
 def _check_place(path: Path, data_path: Path | None) -> None:
@@ -241,15 +250,17 @@ def _build(
 ) -> None:
     """All parts; the index comes to its place last and at once, and without an index this is no pool."""
     index = layout.directory / CREATING / "index"
-    if data_path is None:
-        create_data_file(layout.data, size_bytes)
-    else:
-        check_data_path(data_path, size_bytes, overwrite_serial)
-        (layout.directory / DATA_POINTER).write_text(str(data_path.absolute()))
-    layout.holders.mkdir(mode=0o700)
-    create_index(index, str(uuid.UUID(bytes=label.pool_uuid)), geometry_of(label).capacity_bytes)
-    sync_directory(index)
-    write_new_label(layout.data, label)
-    sync_directory(layout.directory)
-    index.rename(layout.index)
-    sync_directory(layout.directory)
+    with contextlib.ExitStack() as held:
+        if data_path is None:
+            create_data_file(layout.data, size_bytes)
+        else:
+            held.enter_context(lock_data(layout, data_path))  # whoever serves what is on it has it, too
+            check_data_path(data_path, size_bytes, overwrite_serial)
+            (layout.directory / DATA_POINTER).write_text(str(data_path.absolute()))
+        layout.holders.mkdir(mode=0o700)
+        create_index(index, str(uuid.UUID(bytes=label.pool_uuid)), geometry_of(label).capacity_bytes)
+        sync_directory(index)
+        write_new_label(layout.data, label)
+        sync_directory(layout.directory)
+        index.rename(layout.index)
+        sync_directory(layout.directory)

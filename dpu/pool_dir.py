@@ -91,7 +91,8 @@ def read_data_label(layout: PoolLayout) -> tuple[Label, tuple[str, ...], int]:
         outside = layout.data.parent != layout.directory
         raise FormatError(
             f"the pool's data {layout.data} is missing",
-            next_step=("attach the device; if it is gone, " if outside else "") + recreate_step(layout),
+            next_step=f"{'attach the device' if outside else 'put the file back'}; if it is gone for good, "
+            + recreate_step(layout),
         )
     label, problems, size_bytes = _read_copies(layout.data, partial(recreate_step, layout))
     _check_drive(layout.data, label, size_bytes, partial(recreate_step, layout))

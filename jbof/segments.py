@@ -318,6 +318,10 @@ class SegmentTable:
         """How much may be written now, 0 to 1: there are no bounds here."""
         return 1.0
 
+    def opening_wait_s(self, now_s: float) -> float:
+        """As of a shelf: nothing is waited for here."""
+        return 0.0
+
     def budgets_left(self, now_s: float) -> dict[int, int]:
         """As of a shelf: there are none here."""
         return {}

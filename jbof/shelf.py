@@ -12,6 +12,7 @@ of that may change while the pool is served (:meth:`Shelf.stand`); what is pinne
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -171,6 +172,14 @@ class Shelf:
             if drive.takes_segments
         ]
         return max(levels, default=1.0)
+
+    def opening_wait_s(self, now_s: float) -> float:
+        """How long until a segment may be opened on some drive, as far as budgets go; 0 for now, infinite while no
+        drive takes any."""
+        segment_bytes = self.geometry.segment_bytes
+        takers = (drive.budget for drive in self._drives.values() if drive.takes_segments)
+        waits = (0.0 if budget is None else budget.wait_s(segment_bytes, now_s) for budget in takers)
+        return min(waits, default=math.inf)
 
     def budgets_left(self, now_s: float) -> dict[int, int]:
         """Bytes by drive number, of drives with a budget: to be kept over a restart."""

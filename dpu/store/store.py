@@ -10,6 +10,7 @@ mean *complete* (rule 1).
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -488,6 +489,14 @@ class Store:
         if self._quarantine_full():
             count = self.quarantined_segment_count()
             return f"{count} segments are quarantined: their writers are silent, not fenced; end these engines"
+        wait_s = self.segments.opening_wait_s(now_s)
+        if math.isinf(wait_s):
+            return "no drive of the pool takes writes: mfctl jbof drives says why"
+        if wait_s:
+            return (
+                "the drives' writes for now are spent (medium.drive_writes_per_day): when what is open is full, the "
+                f"next segment is opened in {math.ceil(wait_s / 60)} min"
+            )
         return ""
 
     def quarantined_segment_count(self) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 DAY_S = 86400.0
 BURST_SHARE = 0.25
 DAYS_PER_MONTH = 365.25 / 12
@@ -42,6 +44,13 @@ class WriteBudget:
             return False
         self._level_bytes -= length_bytes
         return True
+
+    def wait_s(self, length_bytes: int, now_s: float) -> float:
+        """How long until so much may be written; 0 for now, infinite for more than there ever is at once."""
+        self._refill(now_s)
+        if length_bytes > self._burst_bytes:
+            return math.inf
+        return max(0.0, (length_bytes - self._level_bytes) / self._rate_bytes_per_s)
 
     def left_bytes(self, now_s: float) -> int:
         """What may be written now, in whole bytes."""

@@ -23,7 +23,7 @@ from meshfusion.dpu.pool_sizes import size_problems, usual_segment_bytes
 from meshfusion.jbof.errors import ConfigError, FormatError, MediaError, MeshFusionError, PoolBusyError
 from meshfusion.jbof.media.faults import DataFileError, MediaFault
 from meshfusion.jbof.sizes import format_size, parse_size_bytes
-from tests.dpu.pool_cases import SIZE_BYTES, make_pool
+from tests.dpu.pool_cases import SEGMENT_BYTES, SIZE_BYTES, Holder, make_pool
 
 ROOT = Path(__file__).parents[2]
 
@@ -261,3 +261,34 @@ def test_a_pool_on_another_drive_is_refused(tmp_path: Path, monkeypatch: pytest.
 def test_usual_segments_are_a_2048th_of_a_large_drive(size_bytes: int, segment_bytes: int) -> None:
     assert usual_segment_bytes(size_bytes) == segment_bytes
     assert size_problems(size_bytes, segment_bytes) == []
+
+
+def test_a_drive_that_a_service_has_is_not_overwritten(tmp_path: Path) -> None:
+    """With the drive's own serial at that: whoever types it may not know that the drive is served."""
+    data = tmp_path / "drive"
+    data.touch()
+    os.truncate(data, SIZE_BYTES)
+    make_pool(tmp_path / "one", data)
+    with Pool.open(tmp_path / "one") as pool, Holder(pool) as holder:
+        assert holder.put(1)
+        with pytest.raises(PoolBusyError, match="in use by another pool directory"):
+            create_pool(
+                tmp_path / "two", size_bytes=SIZE_BYTES, segment_bytes=SEGMENT_BYTES, data_path=data,
+                overwrite_serial="drive",
+            )  # fmt: skip
+        assert not (tmp_path / "two").exists() or not any((tmp_path / "two").iterdir())
+        assert holder.match_alone(1).chunk_count
+    with pytest.raises(FormatError, match="is drive 0 of pool"):
+        create_pool(tmp_path / "two", size_bytes=SIZE_BYTES, segment_bytes=SEGMENT_BYTES, data_path=data)
+
+
+def test_what_lies_behind_the_first_blocks_is_not_overwritten_either(tmp_path: Path) -> None:
+    """As btrfs has its superblock at 64 KiB, and nothing before it."""
+    data = tmp_path / "drive"
+    data.write_bytes(bytes(65600) + b"_BHRfS_M")
+    os.truncate(data, SIZE_BYTES)
+    with pytest.raises(FormatError, match="not blank"):
+        make_pool(tmp_path / "pool", data)
+    os.truncate(data, 0)
+    os.truncate(data, SIZE_BYTES)
+    make_pool(tmp_path / "pool", data)

@@ -16,8 +16,9 @@ import pytest
 from meshfusion.dpu import pool as pool_module
 from meshfusion.dpu.api.types import ReserveOutcome
 from meshfusion.dpu.index_errors import index_error
-from meshfusion.dpu.pool import Pool
+from meshfusion.dpu.pool import Pool, PoolOptions
 from meshfusion.dpu.pool_inspect import check_pool
+from meshfusion.dpu.pool_tending import Policy
 from meshfusion.jbof.errors import FormatError, MediaError
 from meshfusion.jbof.media.faults import DataFileError, MediaFault
 from tests.dpu.pool_cases import DEADLINE_S, FULL_SEGMENT_UNITS, SIZE_BYTES, Holder, make_pool
@@ -243,3 +244,20 @@ def test_a_tick_that_fails_is_told_and_the_next_one_comes(
         monkeypatch.setattr(pool._store, "tend", fail)
         until(lambda: len(ticks) > 2, what="for ticks")
     assert "a part of the pool's tick failed" in caplog.text
+
+
+def test_spent_budgets_are_told_and_pass(path: Path) -> None:
+    """A quarter of four pools' worth a day is a pool's six segments, and the rest comes back in 24 hours."""
+    now_s = [0.0]
+    options = PoolOptions(drive_writes_per_day=4.0, policy=Policy.EVERYTHING)
+    with Pool.open(path, options, clock=lambda: now_s[0]) as pool, Holder(pool) as holder:
+        for i in range(6):
+            assert holder.put(i, FULL_SEGMENT_UNITS)
+        assert "drive_writes_per_day" in reason(pool)
+        assert "in 80 min" in reason(pool), "18 segments come back in 24 hours"
+        assert holder.reserve(6, FULL_SEGMENT_UNITS).outcome is ReserveOutcome.NO_SPACE
+    with Pool.open(path, options, clock=lambda: now_s[0]) as pool, Holder(pool) as holder:
+        assert "in 80 min" in reason(pool), "a restart forgets nothing"
+        now_s[0] += 4801.0
+        assert reason(pool) == ""
+        assert holder.put(6, FULL_SEGMENT_UNITS)

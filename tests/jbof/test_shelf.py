@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
@@ -132,8 +133,10 @@ def test_all_of_a_segment_is_counted_when_it_is_opened() -> None:
     placed = [put(shelf, FULL, 0.0) for _ in range(5)]
     assert placed == [0, 1, 2, 3, None]
     assert (shelf.budget_level(0.0), shelf.budgets_left(0.0)) == (0.0, {0: 0})
+    assert shelf.opening_wait_s(0.0) == pytest.approx(7200.0)
     assert not shelf.can_place(0.0, [1], anything), "nothing is reclaimed for what cannot be opened"
     assert put(shelf, FULL, 7199.0) is None
+    assert shelf.opening_wait_s(7201.0) == 0.0
     assert shelf.can_place(7201.0, [1], anything)
     assert put(shelf, FULL, 7201.0) is not None
 
@@ -246,6 +249,7 @@ def test_without_a_drive_to_write_nothing_is_opened() -> None:
     assert put(shelf) is None
     assert not shelf.can_place(0.0, [1], anything)
     assert shelf.budget_level(0.0) == 1.0, "that is not why"
+    assert shelf.opening_wait_s(0.0) == math.inf
 
 
 def test_where_the_drive_in_turn_has_nothing_another_of_the_stripe_is_opened_on() -> None:
