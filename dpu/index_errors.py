@@ -10,6 +10,7 @@ import lmdb
 
 from meshfusion.jbof.errors import FormatError, MediaError, MeshFusionError, PoolBusyError, ServiceUnavailableError
 
+OTHER_POOL = "put the pool's own drive in its place (device names may have changed); indexes cannot be swapped"
 REBUILD = "make the index anew from what is on the medium: `mfctl pool rebuild-index`"
 
 _SYSTEM_ERRORS: Final = {
@@ -34,3 +35,7 @@ def index_error(path: str, error: lmdb.Error) -> MeshFusionError:
     if isinstance(error, lmdb.DiskError | lmdb.ReadonlyError):
         return MediaError(f"the index {path} cannot be written: {error}", next_step="check space and permissions there")
     return FormatError(f"the index {path} is damaged: {error}", next_step=REBUILD)
+
+
+class OtherPoolError(FormatError):
+    """The index and the drive are of different pools."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import lmdb
 
 from meshfusion.dpu.index import META_PAYLOAD, META_POOL, META_VERSION, Index
-from meshfusion.dpu.index_errors import REBUILD, index_error
+from meshfusion.dpu.index_errors import OTHER_POOL, REBUILD, OtherPoolError, index_error
 from meshfusion.dpu.store import records
 from meshfusion.jbof.errors import FormatError, MediaError
 
@@ -92,10 +92,9 @@ def open_index(
                 next_step="use the MeshFusion version that made it, or create a new pool",
             )
         if owner != pool_uuid.encode():
-            raise FormatError(
-                f"the index {data} belongs to pool {_text(owner)}, not to {pool_uuid}",
-                next_step="put the pool's own drive in its place (device names may have changed); indexes cannot be "
-                "swapped",
+            raise OtherPoolError(
+                f"the index {data} belongs to pool {_text(owner)}, not to {pool_uuid}, which is the drive's",
+                next_step=OTHER_POOL,
             )
         return index
     except lmdb.Error as error:

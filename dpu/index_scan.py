@@ -16,12 +16,14 @@ import threading
 from pathlib import Path
 
 from meshfusion.dpu.index import IndexTotals
-from meshfusion.dpu.index_errors import REBUILD
+from meshfusion.dpu.index_errors import OTHER_POOL, REBUILD, OtherPoolError
 from meshfusion.dpu.index_files import open_index
 from meshfusion.jbof.errors import FormatError, MeshFusionError
 
 _EXIT_REPORTED = 3
 _EXIT_ORPHANED = 4
+_EXIT_OTHER_POOL = 5
+_BEGUN_S = 10.0
 _LOWEST, _YIELDING = 19, 10  # by how much nicer than its maker a scan is that nobody waits for
 
 
@@ -84,8 +86,23 @@ def scan_in_child(path: Path, pool_uuid: str, capacity_bytes: int, *, deadline_s
     return totals
 
 
+def refuse_other_pool(path: Path, pool_uuid: str, capacity_bytes: int) -> None:
+    """Raises :class:`OtherPoolError` for an index of another pool than the drive's, as far as it can be read."""
+    scan = IndexScan(path, pool_uuid, capacity_bytes)
+    try:
+        if scan.wait(_BEGUN_S) is None:  # it has begun, so it is this one's
+            scan.stop()
+            scan.wait(None)
+    except OtherPoolError:
+        raise
+    except FormatError:
+        return
+
+
 def _child_error(path: Path, returncode: int, stderr: str) -> FormatError:
     last_line = (stderr.strip().splitlines() or ["no message"])[-1]
+    if returncode == _EXIT_OTHER_POOL:
+        return OtherPoolError(last_line, next_step=OTHER_POOL)
     if returncode == _EXIT_REPORTED:
         return FormatError(last_line, next_step=REBUILD)
     what = f"is damaged: reading it ended with exit code {returncode} ({last_line})"
@@ -112,4 +129,4 @@ if __name__ == "__main__":
         _scan_main(*sys.argv[1:])
     except MeshFusionError as reported:
         print(reported.message.replace("\n", " "), file=sys.stderr)
-        sys.exit(_EXIT_REPORTED)
+        sys.exit(_EXIT_OTHER_POOL if isinstance(reported, OtherPoolError) else _EXIT_REPORTED)

@@ -27,6 +27,7 @@ from typing import Final, TypeVar
 from meshfusion.dpu.api.liveness import forget_liveness, take_liveness_away
 from meshfusion.dpu.drive_list import read_drive_list, write_drive_list
 from meshfusion.dpu.index_files import create_index, open_index
+from meshfusion.dpu.index_scan import refuse_other_pool
 from meshfusion.dpu.owner_lock import OwnerLock
 from meshfusion.dpu.pool_dir import LIVENESS_SUFFIX, PoolLayout
 from meshfusion.dpu.pool_drives import AbsentDrive, PoolDrives, find_drives_to_index
@@ -72,13 +73,15 @@ def rebuild_index(
     """Replace the index of the pool at ``path``, which may be gone. ``progress(done, total)`` counts segments, twice.
 
     Until the new index is whole, the old one stays. Raises PoolBusyError while somebody has the pool, FormatError when
-    no drive is a pool's, WrongDriveError when one is in another's place, MediaError, and ConfigError when ``has_hosts``
-    is needed: None, it is not known.
+    no drive is a pool's, WrongDriveError or OtherPoolError when one is in another's place, MediaError, and ConfigError
+    when ``has_hosts`` is needed: None, it is not known.
     """
     layout = PoolLayout(path.absolute())
     drives = find_drives_to_index(layout)
     owner = OwnerLock.take(layout, drives.paths)
     try:
+        if layout.index.exists():
+            refuse_other_pool(layout.index, drives.pool_uuid, drives.capacity_bytes)
         refuse_holders(layout, uuid.UUID(drives.pool_uuid), has_hosts)
         with contextlib.ExitStack() as stack:
             drives, media = _opened(drives, stack)

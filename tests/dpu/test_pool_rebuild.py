@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from meshfusion.dpu.api.types import ReserveOutcome
+from meshfusion.dpu.index_errors import OtherPoolError
 from meshfusion.dpu.pool import Pool, PoolOptions, check_pool, inspect_pool
 from meshfusion.dpu.pool_dir import PoolLayout, geometry_of, note_exported, read_label
 from meshfusion.dpu.pool_rebuild import rebuild_index
@@ -21,7 +22,7 @@ from meshfusion.jbof.errors import ConfigError, FormatError, PoolBusyError
 from meshfusion.jbof.format import LBA_BYTES, encode_chunk_header
 from meshfusion.jbof.policy.write_budget import DAY_S
 from tests.dpu import pool_cases
-from tests.dpu.pool_cases import FULL_SEGMENT_UNITS, SEGMENT_COUNT, Holder, key, make_pool
+from tests.dpu.pool_cases import FULL_SEGMENT_UNITS, SEGMENT_COUNT, SIZE_BYTES, Holder, key, make_pool
 from tests.dpu.test_pool_faults import commit_and_kill, fill_completely
 from tests.dpu.test_pool_medium import summarize
 from tests.jbof.loop_devices import loop_device_of
@@ -262,3 +263,27 @@ def test_a_check_keeps_to_its_rate(path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def report_bytes(path: Path) -> int:
     return check_pool(path, quiet).bytes_checked
+
+
+def test_another_pools_drive_is_not_taken_for_ones_own(tmp_path: Path) -> None:
+    """As when device names change: told by whoever meets it, and no index is made anew of it."""
+    drives = [tmp_path / "ga", tmp_path / "gb"]
+    for i, drive in enumerate(drives):
+        drive.touch()
+        os.truncate(drive, SIZE_BYTES)
+        make_pool(tmp_path / f"pool{i}", drive)
+        with Pool.open(tmp_path / f"pool{i}") as pool, Holder(pool) as holder:
+            assert holder.put(i)
+    drives[0].rename(tmp_path / "moved")
+    drives[1].rename(drives[0])
+    (tmp_path / "moved").rename(drives[1])
+    for act in (Pool.open, rebuild_index):
+        with pytest.raises(OtherPoolError, match="belongs to pool") as caught:
+            act(tmp_path / "pool0")
+        assert "put the pool's own drive in its place" in caught.value.next_step
+    drives[0].rename(tmp_path / "moved")
+    drives[1].rename(drives[0])
+    (tmp_path / "moved").rename(drives[1])
+    for i in range(2):
+        with Pool.open(tmp_path / f"pool{i}") as pool, Holder(pool) as holder:
+            assert holder.match_alone(i).chunk_count == i + 1
