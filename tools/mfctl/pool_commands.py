@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from meshfusion.dpu.api.types import PoolStatus
-from meshfusion.jbof.errors import FormatError
+from meshfusion.jbof.errors import FormatError, MediaError
 from meshfusion.tools.mfctl.output import (
     format_bytes,
     format_option,
@@ -199,7 +199,8 @@ def _print_status(s: PoolStatus, *, live: bool) -> None:
 def check(path: Path, rate_bytes: int | None, output_format: str) -> None:
     """Read every chunk of the pool in PATH and compare it with its digests.
 
-    The pool may be served meanwhile. Exits 4 when something is damaged. Nothing is changed.
+    The pool may be served meanwhile. Exits 4 when something is damaged, and not with 0 when a drive is away, so that
+    chunks could not be read. Nothing is changed.
     """
     from meshfusion.dpu.pool import check_pool
 
@@ -227,6 +228,11 @@ def check(path: Path, rate_bytes: int | None, output_format: str) -> None:
             f"are damaged{segments}",
             next_step="Engines recompute them, and the service drops each that a load finds; `mfctl pool repair` drops "
             "all while the pool is not in use. If more appear, look at the drive's health.",
+        )
+    if report.chunks_away:
+        raise MediaError(
+            f"{report.chunks_away} chunks were not checked: a drive that they lie on is away",
+            next_step=f"see which and why: mfctl jbof drives {shlex.quote(str(path))}",
         )
 
 

@@ -15,6 +15,7 @@ from meshfusion.dpu.pool import Pool
 from meshfusion.dpu.running_drives import DriveOptions
 from meshfusion.tools.mfctl.doctor import check_pool
 from meshfusion.tools.mfctl.findings import State
+from tests.dpu.pool_cases import Holder
 from tests.host.support.waiting import until
 from tests.tools.mfctl.test_mfctl import run
 
@@ -155,3 +156,15 @@ def test_an_index_is_made_anew_with_the_drives_that_are_there(path: Path) -> Non
     result = run("pool", "rebuild-index", str(path), "--format", "json")
     assert json.loads(result.output)["rebuilt"]["drives_left_out"] == []
     assert drives(path) == [(0, "here"), (1, "here"), (2, "here")]
+
+
+def test_a_check_that_could_not_read_all_does_not_end_well(path: Path) -> None:
+    with Pool.open(path) as pool, Holder(pool) as holder:
+        for i in range(9):
+            assert holder.put(i)
+    assert run("pool", "check", str(path)).exit_code == 0
+    (path / "data.1").unlink()
+    result = run("pool", "check", str(path))
+    assert result.exit_code == 1
+    assert "chunks were not checked: a drive that they lie on is away" in result.output
+    assert f"mfctl jbof drives {path}" in result.output
