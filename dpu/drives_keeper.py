@@ -160,14 +160,16 @@ class DrivesKeeper:
             if sighting.identity is None:
                 drives.saw(now_s, number, Disappeared(), sighting.problem)
                 return
+            is_same_drive = sighting.identity == label_identity(sought.uuid)
             if sought.open is not None and sighting.place != sought.open.file.place:
-                if not drives.lives.is_awaiting_check(number):
+                if is_same_drive and not drives.lives.is_awaiting_check(number):
                     drives.saw(now_s, number, Disappeared(), f"something else lies at {sought.path}")
             elif self._is_another_owners(sought, sighting):
                 drives.saw(now_s, number, CommandFailed(Fault.CONFLICT), "another service has written its epoch on it")
                 return
-            drives.saw(now_s, number, Appeared(sighting.identity), sighting.problem)
-            if sighting.identity == label_identity(sought.uuid):
+            problem = sighting.problem or ("" if is_same_drive else f"another drive lies at {sought.path}")
+            drives.saw(now_s, number, Appeared(sighting.identity), problem)
+            if is_same_drive:
                 drives.lives.took(number, sighting.latencies_s)
 
     def _is_another_owners(self, sought: Sought, sighting: Sighting) -> bool:

@@ -192,6 +192,9 @@ def test_what_is_not_the_drive_is_not_touched(path: Path, pool: Pool, holder: Ho
     until(is_in(pool, 1, "gone"), what="for the exchange")
     time.sleep(0.3)  # some rounds
     assert status(pool, 1).state == "gone"
+    alarms = counter(pool, "drive_alarms")
+    time.sleep(0.3)
+    assert counter(pool, "drive_alarms") == alarms, "what stays as it is, is told once"
     assert matched(holder, chunks) == without(chunks, 1)
     put(holder, 100, 6)
     assert file.read_bytes() == content
