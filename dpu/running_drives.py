@@ -233,11 +233,15 @@ class RunningDrives:
         for alarm in told.alarms:
             self._alarms += 1
             why = "; ".join(sorted(reason.value for reason in alarm.reasons)) or "all is well again"
-            level = logging.INFO if alarm.state is State.ONLINE else logging.ERROR
-            problem = self.problems.get(number, "")
-            logger.log(level, "drive %d is %s: %s%s", number, alarm.state.value, why, problem and f" ({problem})")
             if alarm.state is State.ONLINE:
                 self.problems.pop(number, None)
+            is_asked_for = alarm.state in (State.ONLINE, State.DRAINING, State.DRAINED)
+            problem = self.problems.get(number, "")
+            logger.log(
+                logging.INFO if is_asked_for else logging.ERROR,
+                "drive %d is %s: %s%s",
+                *(number, alarm.state.value, why, problem and f" ({problem})"),
+            )
 
     def apply(self) -> None:
         """Drives are used as their lives say."""

@@ -14,8 +14,12 @@ from meshfusion.dpu.pool_create import add_drive
 from meshfusion.dpu.pool_dir import PoolLayout
 from meshfusion.dpu.pool_drives import find_drives
 from meshfusion.dpu.pool_remove import remove_drive, set_draining
+from meshfusion.jbof.drives.life_words import Reason
 
 _DEADLINE_S: Final = 60.0
+
+
+_WAIT = "wait: it is used again when it has stayed for a while (drives.probation_s)"
 
 
 class PoolDrivesSource(Protocol):
@@ -77,7 +81,7 @@ class _Served:
             "months_left": drive.months_left if 0 <= drive.months_left < math.inf else None,
             "reasons": list(drive.reasons),
             "problem": drive.problem,
-            "next_step": steps.get(drive.state, ""),
+            "next_step": _WAIT if Reason.PROBATION.value in drive.reasons else steps.get(drive.state, ""),
         }
 
 
