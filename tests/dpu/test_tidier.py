@@ -35,6 +35,13 @@ class KeepsSome(WritesEverything):
         return [chunk for chunk in chunks if chunk.key in self.kept]
 
 
+def keep(patch: pytest.MonkeyPatch, *kept: int) -> KeepsSome:
+    """Pools that are opened from now on have a curator to which these are worth writing again."""
+    curator = KeepsSome(*kept)
+    patch.setattr("meshfusion.dpu.pool.make_curator", lambda policy, segments: curator)
+    return curator
+
+
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     make_pool(tmp_path / "pool")
@@ -59,9 +66,9 @@ def found(holder: Holder, *chunks: int) -> list[int]:
     return [i for i in chunks if holder.match_alone(i).chunk_count]
 
 
-def test_what_is_worth_it_is_written_again_and_the_rest_forgotten(path: Path) -> None:
+def test_what_is_worth_it_is_written_again_and_the_rest_forgotten(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keep(monkeypatch, 1, 2)
     with Pool.open(path, OPTIONS) as pool, Holder(pool) as holder:
-        pool._store._curator = KeepsSome(1, 2)
         fill(holder)
         before = pool.get_chunk(key(1), deadline_s=DEADLINE_S)
         assert counts(pool) == (2, 20)
@@ -80,9 +87,9 @@ def test_what_is_worth_it_is_written_again_and_the_rest_forgotten(path: Path) ->
         assert found(holder, *range(20)) == [1, 2, *range(5, 20)]
 
 
-def test_chunks_of_several_shards_move_as_a_whole(path: Path) -> None:
+def test_chunks_of_several_shards_move_as_a_whole(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keep(monkeypatch, 0)
     with Pool.open(path, OPTIONS) as pool, Holder(pool) as holder:
-        pool._store._curator = KeepsSome(0)
         for i in range(8):
             holder.put_shards(i)
         assert counts(pool) == (2, 8)
@@ -93,9 +100,9 @@ def test_chunks_of_several_shards_move_as_a_whole(path: Path) -> None:
         assert found(holder, *range(8)) == [0, 3, 4, 5, 6, 7], "1 lay there, and 2 in part"
 
 
-def test_a_segment_that_somebody_reads_stays(path: Path) -> None:
+def test_a_segment_that_somebody_reads_stays(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keep(monkeypatch, 1)
     with Pool.open(path, OPTIONS) as pool, Holder(pool) as holder:
-        pool._store._curator = KeepsSome(1)
         fill(holder)
         leases: list[api.MatchReply] = []
         plan_moves = pool._store.plan_moves
@@ -111,9 +118,9 @@ def test_a_segment_that_somebody_reads_stays(path: Path) -> None:
         holder.release(leases[0])
 
 
-def test_rot_is_not_carried_on(path: Path) -> None:
+def test_rot_is_not_carried_on(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keep(monkeypatch, 0, 1)
     with Pool.open(path, OPTIONS) as pool, Holder(pool) as holder:
-        pool._store._curator = KeepsSome(0, 1)
         fill(holder)
         record = pool.get_chunk(key(0), deadline_s=DEADLINE_S)
         assert record is not None
@@ -131,8 +138,8 @@ def test_a_medium_that_fails_costs_nothing_that_is_there(path: Path, monkeypatch
     def fail(*_: object) -> None:
         raise DataFileError(MediaFault.IO, "writing failed", Path("data"))
 
+    keep(monkeypatch, 0, 1)
     with Pool.open(path, OPTIONS) as pool, Holder(pool) as holder:
-        pool._store._curator = KeepsSome(0, 1)
         fill(holder)
         with monkeypatch.context() as patch:
             patch.setattr(pool._drives._open[0].file._data, "write_from", fail)
@@ -163,9 +170,11 @@ def test_a_defect_over_one_segment_does_not_end_the_thread(
         until(lambda: counts(pool)[0] == 3, what="for what is free")
 
 
-def test_a_file_that_is_closed_while_chunks_move_is_a_drive_that_left(path: Path) -> None:
+def test_a_file_that_is_closed_while_chunks_move_is_a_drive_that_left(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep(monkeypatch, 0, 1)
     with Pool.open(path, OPTIONS) as pool, Holder(pool) as holder:
-        pool._store._curator = KeepsSome(0, 1)
         fill(holder)
         former = FileMedium.open(path / "data")
         former.close()
@@ -177,8 +186,8 @@ def test_a_file_that_is_closed_while_chunks_move_is_a_drive_that_left(path: Path
 def test_what_was_moved_to_a_drive_that_went_meanwhile_has_not_moved(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    curator = keep(monkeypatch, 0, 1)
     with Pool.open(path, OPTIONS) as pool, Holder(pool) as holder:
-        pool._store._curator = KeepsSome(0, 1)
         fill(holder)
         carry_out = pool._tidier._mover.carry_out
 
@@ -195,6 +204,6 @@ def test_what_was_moved_to_a_drive_that_went_meanwhile_has_not_moved(
         assert not pool._store.own_pins()
         figures = dict(pool.status(deadline_s=DEADLINE_S).counters)
         assert (figures["rewrites_failed"], figures.get("rewritten_chunks", 0)) == (2, 0)
-        pool._store._curator = KeepsSome(5)
+        curator.kept = {key(5)}
         assert pool._tidier.tidy_one(), "and what moves later, does"
         assert found(holder, *range(5, 10)) == [5]

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
+from unittest.mock import patch
 
 from meshfusion.dpu.chunk_mover import ChunkMover, MovingMedium
 from meshfusion.dpu.pool import Pool, PoolOptions
@@ -74,9 +75,9 @@ POINTS: Final[Mapping[str, Callable[[Pool], None]]] = {
 
 def _run(path: str, point: str, shards: str) -> None:
     Tidier.start = lambda _: None  # type: ignore[method-assign,assignment]
-    pool = Pool.open(Path(path), OPTIONS)
+    with patch("meshfusion.dpu.pool.make_curator", lambda policy, segments: KeepsSome(*KEPT)):
+        pool = Pool.open(Path(path), OPTIONS)
     holder = Holder(pool)
-    pool._store._curator = KeepsSome(*KEPT)
     for i in CHUNKS:
         holder.put_shards(i, shards=int(shards))
     POINTS[point](pool)
