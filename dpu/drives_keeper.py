@@ -20,7 +20,7 @@ from meshfusion.dpu.drive_look import Sighting, look_at
 from meshfusion.dpu.drive_return import take_back
 from meshfusion.dpu.index import Index
 from meshfusion.dpu.running_drives import RunningDrives, Sought
-from meshfusion.dpu.store.store import Step
+from meshfusion.dpu.store.steps import Step
 from meshfusion.jbof.drives.identity import label_identity
 from meshfusion.jbof.drives.life_words import (
     Appeared,

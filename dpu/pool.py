@@ -43,7 +43,8 @@ from meshfusion.dpu.pool_writer import TransactionWriter
 from meshfusion.dpu.running_drives import DriveOptions, RunningDrives
 from meshfusion.dpu.store.checks import refuse_other_exports, refuse_unserved
 from meshfusion.dpu.store.effects import NoteBudget
-from meshfusion.dpu.store.store import Reply, Step, Store, StoreOptions
+from meshfusion.dpu.store.steps import Reply, Step
+from meshfusion.dpu.store.store import Store, StoreOptions
 from meshfusion.dpu.tidier import Tidier
 from meshfusion.jbof.errors import FormatError, MeshFusionError, UnsupportedError
 

@@ -10,7 +10,8 @@ from typing import Final, Protocol
 from meshfusion.dpu.api.types import ChunkRecord
 from meshfusion.dpu.chunk_mover import ChunkMover, MovingMedium
 from meshfusion.dpu.index import Index
-from meshfusion.dpu.store.store import Step, Store
+from meshfusion.dpu.store.steps import Step
+from meshfusion.dpu.store.store import Store
 from meshfusion.jbof.errors import MeshFusionError
 
 logger = logging.getLogger("meshfusion.tidying")

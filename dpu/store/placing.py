@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from meshfusion.dpu.api.types import Extent
 from meshfusion.dpu.store.effects import Effect, NoteBudget, OpenSegment
 from meshfusion.dpu.store.segments import Segments
+from meshfusion.dpu.store.steps import AnyReply, Pending, Step, Transactions
 from meshfusion.jbof.pool_addresses import drive_of_segment, namespace_of
 from meshfusion.jbof.segments import SegmentRecord
 
@@ -15,8 +16,9 @@ from meshfusion.jbof.segments import SegmentRecord
 class Placing:
     """Knows which openings are not durable yet: no extent in such a segment may leave before its ticket is."""
 
-    def __init__(self, segments: Segments) -> None:
+    def __init__(self, segments: Segments, transactions: Transactions) -> None:
         self._segments = segments
+        self._transactions = transactions
         self._opening: dict[int, int] = {}  # segment -> ticket of its opening
         self.counters: Counter[str] = Counter()
 
@@ -40,20 +42,16 @@ class Placing:
             self._segments.unpin_write(extent.segment)
         return tuple(extents) if len(extents) == len(lba_counts) else None
 
-    def effects_of(self, now_s: float, opened: Iterable[SegmentRecord]) -> tuple[Effect, ...]:
-        """Of these openings, with what is left of the budgets that they were counted against: in one transaction, so
-        that no restart forgets an opening."""
-        budgets = self._segments.budgets_left(now_s).items()
-        return (*(OpenSegment(record) for record in opened), *(NoteBudget(number, left) for number, left in budgets))
-
-    def begin(self, ticket: int, opened: Iterable[SegmentRecord]) -> None:
-        """These are made durable with this ticket."""
-        for record in opened:
-            self._opening[record.segment] = ticket
-
-    def ticket_of(self, extents: Iterable[Extent]) -> int:
-        """That has to be durable before these may leave; 0 for none."""
-        return max((self._opening.get(extent.segment, 0) for extent in extents), default=0)
+    def step(self, now_s: float, reply: AnyReply, pending: Pending, extents: Iterable[Extent]) -> Step[AnyReply]:
+        """The reply leaves when the openings that its ``extents`` stand on are durable: this step's own, and those of
+        earlier ones."""
+        after = max((self._opening.get(extent.segment, 0) for extent in extents), default=0)
+        if not pending.opened:
+            return Step(reply, after=after)
+        step = self._transactions.begin(reply, self._effects_of(now_s, pending.opened), pending, after=after)
+        for record in pending.opened:
+            self._opening[record.segment] = step.ticket
+        return step
 
     def opened(self, ticket: int, record: SegmentRecord) -> None:
         self._segments.opened(record)
@@ -64,6 +62,12 @@ class Placing:
         """Whatever was placed there is given back already."""
         self._opening.pop(record.segment, None)
         self._segments.open_failed(record)
+
+    def _effects_of(self, now_s: float, opened: Iterable[SegmentRecord]) -> tuple[Effect, ...]:
+        """Of these openings, with what is left of the budgets that they were counted against: in one transaction, so
+        that no restart forgets an opening."""
+        budgets = self._segments.budgets_left(now_s).items()
+        return (*(OpenSegment(record) for record in opened), *(NoteBudget(number, left) for number, left in budgets))
 
     def _allocate(
         self, now_s: float, lba_count: int, opened: list[SegmentRecord], may_reclaim: Callable[[int], bool]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from meshfusion.dpu.api.types import ChunkRecord
 from meshfusion.jbof.segments import Allocation, SegmentCounts, SegmentRecord
 
 
@@ -94,3 +95,8 @@ class Segments(Protocol):
     def summarizing(self, record: SegmentRecord) -> None: ...
 
     def summarized(self, record: SegmentRecord, *, worked: bool) -> None: ...
+
+
+def is_readable(segments: Segments, chunk: ChunkRecord) -> bool:
+    """Does every shard still lie where the record says, under the same generation?"""
+    return all(segments.is_readable(s.extent.segment, s.extent.generation) for s in chunk.shards)

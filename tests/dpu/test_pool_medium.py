@@ -201,7 +201,7 @@ def test_a_failing_summary_stops_nothing(path: Path, pool: Pool, monkeypatch: py
         assert pool.status(deadline_s=1).saves_stopped_reason == ""
         assert holder.put(2, FULL_SEGMENT_UNITS)
         with pool._mutex:
-            pool._store._summaries_from_s = 0.0
+            pool._store._summarizing._from_s = 0.0
         summarize(pool)
         assert counter(pool, "segments_summarized") == 2
 

@@ -176,12 +176,12 @@ def match(world: World, host: Host) -> None:
         world.later(host, lambda service: decide(service, found))
 
     def decide(service: Service, found: dict[bytes, api.ChunkRecord]) -> None:
-        shortened = service.store.counters["match_shortened_by_pins"]
+        shortened = service.store.counts["match_shortened_by_pins"]
         reply = service.store.match(world.now_s, request, found)
         world.check_offer(host, request, reply, service)
         world.seen["chunks matched"] += len(reply.chunks)
         world.seen["several groups matched"] += len({chunk.group for chunk in reply.chunks}) > 1
-        was_shortened = service.store.counters["match_shortened_by_pins"] > shortened
+        was_shortened = service.store.counts["match_shortened_by_pins"] > shortened
         world.seen["lower boundaries for the pins"] += was_shortened and reply.chunk_count > 0
         if reply.lease_id:
             world.leased[reply.lease_id] = Leased(host.holder_id, reply.chunks, world.now_s + OPTIONS.lease_ttl_s)

@@ -8,9 +8,13 @@ from dataclasses import replace
 from typing import Any
 
 from meshfusion.dpu.api import types as api
+from meshfusion.dpu.store.attending import Attending
 from meshfusion.dpu.store.grants import GrantState
 from meshfusion.dpu.store.holders import HolderTable
-from meshfusion.dpu.store.store import Step, Store
+from meshfusion.dpu.store.reading import Reading
+from meshfusion.dpu.store.segments import is_readable
+from meshfusion.dpu.store.steps import Step
+from meshfusion.dpu.store.store import Store
 from meshfusion.dpu.store.tidying import Move, Place, Tidying
 from meshfusion.jbof.pool_addresses import drive_of_segment
 from meshfusion.jbof.segments import SegmentRecord, SegmentTable
@@ -75,9 +79,15 @@ class CommitsAfterExpiry(Store):
         return super().commit(now_s, request)
 
 
-class IgnoresFormerHolders(Store):
-    def _may_reclaim(self, segment: int) -> bool:
+class _ReclaimsAlways(Attending):
+    def may_reclaim(self, segment: int) -> bool:
         return True
+
+
+class IgnoresFormerHolders(Store):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._attending.__class__ = _ReclaimsAlways
 
 
 class ReadmitsFenced(Store):
@@ -89,7 +99,7 @@ class ReadmitsFenced(Store):
 class FreesBeforeFenceIsDurable(Store):
     def holder_is_gone(self, now_s: float, holder_id: str) -> Step[None]:
         step = super().holder_is_gone(now_s, holder_id)
-        self._forget_holder(holder_id)
+        self._attending.forget(holder_id)
         return step
 
 
@@ -104,13 +114,19 @@ class AdmitsUnlisted(Store):
         return Step(step.reply, step.effects, step.ticket) if step.effects else Step(step.reply)
 
     def failed(self, now_s: float, ticket: int, reason: str) -> None:
-        self._pending[ticket].admitted.clear()
+        self._transactions._pending[ticket].admitted.clear()
         super().failed(now_s, ticket, reason)
 
 
-class IgnoresIdentity(Store):
+class _ServesAll(Reading):
     def _is_servable(self, record: api.ChunkRecord, *args: Any) -> bool:
-        return self.is_readable(record)
+        return is_readable(self._segments, record)
+
+
+class IgnoresIdentity(Store):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._reading.__class__ = _ServesAll
 
 
 class IgnoresPosition(Store):
@@ -166,10 +182,10 @@ class CommitsPartOfABundle(Store):
         return replace(step, reply=api.CommitReply(committed))
 
 
-class IgnoresGeneration(Store):
+class IgnoresGeneration(SegmentTable):
     """Trusts what a reader saw in the index before a segment was opened again."""
 
-    def is_readable(self, record: api.ChunkRecord) -> bool:
+    def is_readable(self, segment: int, generation: int) -> bool:
         return True
 
 
@@ -190,9 +206,15 @@ class KeepsGrantsOfFailedOpening(Store):
             grant.extents = extents
 
 
+class _OnlyForgetsNames(Attending):
+    def forget(self, holder_id: str) -> None:
+        self._holders.remove(holder_id)
+
+
 class LeaksFenced(Store):
-    def _forget_holder(self, holder_id: str) -> None:
-        self.holders.remove(holder_id)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._attending.__class__ = _OnlyForgetsNames
 
 
 class FreesDoubtful(Store):
@@ -306,7 +328,7 @@ MUTANTS: dict[str, Rules] = {
     "leases what one group needs": Rules(store=LeasesOneGroup),
     "commits a part of a bundle": Rules(store=CommitsPartOfABundle),
     "tears a transaction": Rules(tears_transactions=True),
-    "ignores generations": Rules(store=IgnoresGeneration),
+    "ignores generations": Rules(segments=IgnoresGeneration),
     "replies before the opening is durable": Rules(store=RepliesBeforeOpening),
     "keeps grants of a failed opening": Rules(store=KeepsGrantsOfFailedOpening),
     "leaks fenced holders' pins": Rules(store=LeaksFenced),

@@ -10,7 +10,8 @@ from typing import Any
 
 from meshfusion.dpu.api import types as api
 from meshfusion.dpu.store.effects import Effect, OpenSegment, PutChunk
-from meshfusion.dpu.store.store import Step, Store, StoreOptions
+from meshfusion.dpu.store.steps import Step
+from meshfusion.dpu.store.store import Store, StoreOptions
 from meshfusion.jbof.policy.write_budget import WriteBudget
 from meshfusion.jbof.pool_addresses import drive_of_segment
 from meshfusion.jbof.segments import SegmentGeometry, SegmentTable

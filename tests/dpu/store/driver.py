@@ -15,7 +15,8 @@ from meshfusion.dpu.store.effects import (
     PutHolder,
     SummarizeSegment,
 )
-from meshfusion.dpu.store.store import Step, Store, StoreOptions
+from meshfusion.dpu.store.steps import Step
+from meshfusion.dpu.store.store import Store, StoreOptions
 from meshfusion.jbof.segments import SegmentGeometry, SegmentRecord, SegmentTable
 
 # Room for ten blocks between the header and the summary of a segment.

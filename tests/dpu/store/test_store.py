@@ -80,7 +80,7 @@ def test_pinned_segments_have_a_cap_and_at_it_a_shorter_prefix_is_offered(pool: 
     pool.put("one", *(item(i, units=9) for i in range(3)))
     lease = pool.match("one", 0, 1, 2)
     assert [chunk.key for chunk in lease.chunks] == [key(0), key(1)], "two of four segments may be pinned"
-    assert pool.store.counters["match_shortened_by_pins"] == 1
+    assert pool.store.counts["match_shortened_by_pins"] == 1
     assert pool.store.leases.pinned_bytes == 2 * 12 * 4096
     assert len(pool.match("one", 0, 1).chunks) == 2, "a prefix that is pinned already costs nothing"
     assert pool.match("one", 0, 1, 2).chunks == lease.chunks
@@ -129,7 +129,7 @@ def test_a_lower_boundary_is_offered_where_the_longest_would_pin_too_much(pool: 
     pool.put("one", *(item(i, units=9, group=WINDOW) for i in (1, 2)), item(2, units=9, group=STATE))
     _, window, state = asked(3)
     reply = pool.match_groups("one", window, state)
-    assert (reply.chunk_count, pool.store.counters["match_shortened_by_pins"]) == (1, 1)
+    assert (reply.chunk_count, pool.store.counts["match_shortened_by_pins"]) == (1, 1)
     assert pool.store.segments.read_pinned_count == 1
 
 

@@ -122,7 +122,7 @@ def test_a_fence_frees_only_when_durable(pool: Driver) -> None:
         pool.commit_step("one")
     pool.settle(step)
     assert (len(pool.store.grants), states(pool), pool.holders["one"].fenced) == (0, {}, True)
-    assert pool.store.counters["holders_fenced"] == 1
+    assert pool.store.counts["holders_fenced"] == 1
 
 
 def test_a_fenced_incarnation_is_never_readmitted(pool: Driver) -> None:
@@ -198,7 +198,7 @@ def test_a_silent_host_of_a_target_is_condemned_and_refused_from_then_on(pool: D
     assert len(pool.store.grants) == 1
     pool.settle(pool.store.holder_is_gone(pool.now_s, "far"))
     assert (len(pool.store.grants), pool.holders["far"].fenced) == (0, True)
-    assert pool.store.counters["holders_condemned"] == 1
+    assert pool.store.counts["holders_condemned"] == 1
 
 
 def test_who_was_not_condemned_cannot_be_gone(pool: Driver) -> None:
@@ -242,7 +242,7 @@ def test_a_doubtful_write_keeps_its_place_and_lets_others_write_the_chunk(pool: 
     (grant,) = pool.reserve("far", item(0))
     pool.store.abort(pool.now_s, api.AbortRequest("far", pool.epoch, (), (grant.grant_id,)))
     assert pool.store.quarantined_segment_count() == 1
-    assert pool.store.counters["grants_in_doubt"] == 1
+    assert pool.store.counts["grants_in_doubt"] == 1
     assert pool.commit("far", grant.grant_id) == (False,)
     pool.store.abort(pool.now_s, api.AbortRequest("one", pool.epoch, (grant.grant_id,)))
     assert pool.store.quarantined_segment_count() == 1, "another holder has no say"

@@ -16,7 +16,8 @@ from typing import Any
 from meshfusion.dpu.api import types as api
 from meshfusion.dpu.pool_medium import PoolMedium, ShelfMedium
 from meshfusion.dpu.pool_writer import apply_effects
-from meshfusion.dpu.store.store import Step, Store, StoreOptions
+from meshfusion.dpu.store.steps import Step
+from meshfusion.dpu.store.store import Store, StoreOptions
 from meshfusion.jbof.format import LBA_BYTES, ChunkHeader, encode_chunk_header, shard_lba_count
 from meshfusion.jbof.pool_addresses import pool_lba, split_pool_lba
 from meshfusion.jbof.segments import SegmentTable
