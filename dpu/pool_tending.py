@@ -6,7 +6,8 @@ import enum
 from collections.abc import Iterable
 from typing import Final
 
-from meshfusion.dpu.store.curator import Curator, LearningCurator, WritesEverything
+from meshfusion.dpu.store.curator import Curator, WritesEverything
+from meshfusion.dpu.store.learning_curator import LearningCurator
 from meshfusion.dpu.store.segments import Segments
 from meshfusion.jbof.policy.density_policy import DensityPolicy, PolicySettings
 from meshfusion.jbof.segments import SegmentRecord

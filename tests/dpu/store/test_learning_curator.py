@@ -9,14 +9,9 @@ import numpy as np
 import pytest
 
 from meshfusion.dpu.api import types as api
-from meshfusion.dpu.store.curator import (
-    GROUPS_MAX,
-    JUDGED_CHAINS_MAX,
-    LEARNED_AT_ONCE,
-    LearningCurator,
-    Offer,
-    Scarcity,
-)
+from meshfusion.dpu.store.curator import Offer, Scarcity
+from meshfusion.dpu.store.learned_groups import GROUPS_MAX
+from meshfusion.dpu.store.learning_curator import JUDGED_CHAINS_MAX, LEARNED_AT_ONCE, LearningCurator
 from meshfusion.dpu.store.tidying import Move
 from meshfusion.jbof.policy.chain import Chain, Floats, Indexes, Keys, Mask
 from meshfusion.jbof.policy.density_policy import DensityPolicy
