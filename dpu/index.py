@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import struct
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -17,31 +16,14 @@ from typing import Any
 
 import lmdb
 
-from meshfusion.dpu.api.types import KEY_BYTES, ChunkRecord, Extent
+from meshfusion.dpu.api.types import KEY_BYTES, ChunkRecord
 from meshfusion.dpu.index_errors import REBUILD, index_error
+from meshfusion.dpu.index_tables import META_BUDGET, META_EPOCH, META_PAYLOAD, POSITION, Tables, segment_key
+from meshfusion.dpu.index_transaction import IndexTransaction
 from meshfusion.dpu.store import records
-from meshfusion.dpu.store.effects import (
-    DeleteChunk,
-    DeleteHolder,
-    Effect,
-    HolderRecord,
-    MoveChunk,
-    NoteBudget,
-    OpenSegment,
-    PutChunk,
-    PutHolder,
-    SummarizeSegment,
-)
+from meshfusion.dpu.store.effects import Effect, HolderRecord
 from meshfusion.jbof.errors import FormatError
 from meshfusion.jbof.segments import SegmentRecord
-
-_POSITION = struct.Struct(">IQ")  # segment, lba: big-endian so that keys sort by position
-META_VERSION = b"index_version"
-META_POOL = b"pool_uuid"
-META_PAYLOAD = b"payload_bytes"
-_META_EPOCH = b"epoch"
-_BUDGET = b"budget_left_bytes/"  # and the drive's number
-_FENCED_KEPT = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,22 +42,18 @@ class Index:
         self._env = env
         self._path = env.path()
         self._counting = threading.Lock()  # held by whoever writes, since each notes the payload of all
-        self.meta = env.open_db(b"meta", create=False)
+        self.tables = Tables.of(env)
         noted = self._noted_payload_bytes()
         self.has_totals = noted is not None or payload_bytes is not None  # indexes of earlier services note none
         # Of all committed chunks. Noted in each transaction that changes it, so that no restart has to add it up.
         self.payload_bytes = (noted or 0) if payload_bytes is None else payload_bytes
-        self._chunks = env.open_db(b"chunks", create=False)
-        self._positions = env.open_db(b"positions", create=False)
-        self._segments = env.open_db(b"segments", create=False)
-        self._holders = env.open_db(b"holders", create=False)
 
     # ---- reading -------------------------------------------------------------------------------------------------
 
     def get_many(self, keys: Iterable[bytes]) -> dict[bytes, ChunkRecord]:
         """The records of those keys that are stored and intact."""
         found: dict[bytes, ChunkRecord] = {}
-        with self._reading(self._chunks) as txn:
+        with self._reading(self.tables.chunks) as txn:
             for key in keys:
                 value = txn.get(key)
                 if value is None:
@@ -89,7 +67,7 @@ class Index:
     def chunks_after(self, after_key: bytes, limit: int) -> list[ChunkRecord]:
         """Up to ``limit`` intact chunks in key order, after ``after_key``."""
         found: list[ChunkRecord] = []
-        with self._reading(self._chunks) as txn, txn.cursor() as cursor:
+        with self._reading(self.tables.chunks) as txn, txn.cursor() as cursor:
             if not (cursor.set_range(after_key) if after_key else cursor.first()):
                 return found
             for key, value in cursor:
@@ -104,19 +82,20 @@ class Index:
         return found
 
     def segment_records(self) -> tuple[SegmentRecord, ...]:
-        with self._reading(self._segments) as txn, txn.cursor() as cursor:
+        with self._reading(self.tables.segments) as txn, txn.cursor() as cursor:
             found = {bytes(key): records.decode_segment(bytes(value)) for key, value in cursor}
-        if any(key != _segment_key(record) for key, record in found.items()):
+        if any(key != segment_key(record) for key, record in found.items()):
             raise FormatError(f"the index {self._path} is damaged: segments are mixed up", next_step=REBUILD)
         return tuple(found.values())
 
     def chunks_in(self, record: SegmentRecord) -> list[ChunkRecord] | None:
         """The intact chunks with a shard in this segment; None when it is not of this generation (any more)."""
-        with self._reading(self._chunks) as txn:
-            if self._generation_of(txn, record.segment) != record.generation:
+        with self._reading(self.tables.chunks) as txn:
+            transaction = IndexTransaction(txn, self.tables)
+            if transaction.generation_of(record.segment) != record.generation:
                 return None
             # A chunk may have several shards here.
-            keys = dict.fromkeys(key for _, key in self._positions_in(txn, record.segment))
+            keys = dict.fromkeys(key for _, key in transaction.positions_in(record.segment))
             values = [txn.get(key) for key in keys]
         found = []
         for value in values:
@@ -126,10 +105,10 @@ class Index:
 
     def budgets_left(self) -> dict[int, int]:
         """By drive number: see :class:`~meshfusion.dpu.store.effects.NoteBudget`."""
-        with self._reading(self.meta) as txn, txn.cursor() as cursor:
-            cursor.set_range(_BUDGET)
-            found = {bytes(key): bytes(value) for key, value in cursor if bytes(key).startswith(_BUDGET)}
-        notes = {key.removeprefix(_BUDGET): value for key, value in found.items()}
+        with self._reading(self.tables.meta) as txn, txn.cursor() as cursor:
+            cursor.set_range(META_BUDGET)
+            found = {bytes(key): bytes(value) for key, value in cursor if bytes(key).startswith(META_BUDGET)}
+        notes = {key.removeprefix(META_BUDGET): value for key, value in found.items()}
         if not all(number.isdigit() and left.isdigit() for number, left in notes.items()):
             raise FormatError(f"the index {self._path} is damaged: its budgets are {notes}", next_step=REBUILD)
         return {int(number): int(left) for number, left in notes.items()}
@@ -140,43 +119,33 @@ class Index:
         return int(self._env.info()["map_size"])
 
     def holder_records(self) -> tuple[HolderRecord, ...]:
-        with self._reading(self._holders) as txn, txn.cursor() as cursor:
+        with self._reading(self.tables.holders) as txn, txn.cursor() as cursor:
             return tuple(records.decode_holder(bytes(value)) for _, value in cursor)
 
     def _noted_payload_bytes(self) -> int | None:
-        with self._reading(self.meta) as txn:
+        with self._reading(self.tables.meta) as txn:
             value = txn.get(META_PAYLOAD)
         if value is not None and not bytes(value).isdigit():
             raise FormatError(f"the index {self._path} is damaged: it holds {value!r} bytes", next_step=REBUILD)
         return None if value is None else int(bytes(value))
 
     def chunk_count(self) -> int:
-        with self._reading(self._chunks) as txn:
-            return int(txn.stat(self._chunks)["entries"])
+        with self._reading(self.tables.chunks) as txn:
+            return int(txn.stat(self.tables.chunks)["entries"])
 
     def scan(self) -> IndexTotals:
         """Read every chunk entry and check that it and its position entry agree."""
         count = payload_bytes = damaged = 0
-        with self._reading(self._chunks) as txn, txn.cursor() as cursor:
+        with self._reading(self.tables.chunks) as txn, txn.cursor() as cursor:
+            transaction = IndexTransaction(txn, self.tables)
             for key, value in cursor:
-                record = self._sound(txn, bytes(key), bytes(value))
+                record = transaction.sound(bytes(key), bytes(value))
                 if record is None:
                     damaged += 1
                     continue
                 count += 1
                 payload_bytes += sum(shard.payload_bytes for shard in record.shards)
         return IndexTotals(count, payload_bytes, damaged)
-
-    def _sound(self, txn: lmdb.Transaction, key: bytes, value: bytes) -> ChunkRecord | None:
-        """The record of a chunk entry; None when it, or its place, is not as it was written."""
-        try:
-            record = records.decode_chunk(bytes(value))
-        except FormatError:
-            return None
-        placed = all(
-            txn.get(_POSITION.pack(s.extent.segment, s.extent.lba), db=self._positions) == key for s in record.shards
-        )
-        return record if record.key == key and placed else None
 
     def check_structure(self) -> None:
         """Touch every page that is in use and every entry's bounds: LMDB trusts them, and would crash over wrong ones.
@@ -192,9 +161,11 @@ class Index:
         finally:
             os.close(descriptor)
         self._check_entries(
-            self._chunks, lambda key, value: len(key) == KEY_BYTES and records.chunk_has_its_length(value)
+            self.tables.chunks, lambda key, value: len(key) == KEY_BYTES and records.chunk_has_its_length(value)
         )
-        self._check_entries(self._positions, lambda key, value: len(key) == _POSITION.size and len(value) == KEY_BYTES)
+        self._check_entries(
+            self.tables.positions, lambda key, value: len(key) == POSITION.size and len(value) == KEY_BYTES
+        )
         self.segment_records()
         self.holder_records()
 
@@ -216,9 +187,10 @@ class Index:
             payload_bytes = self.payload_bytes
             try:
                 with self._env.begin(write=True) as txn:
+                    transaction = IndexTransaction(txn, self.tables)
                     for effect in effects:
-                        payload_bytes += self._apply_one(txn, effect)
-                    self._note(txn, payload_bytes)
+                        payload_bytes += transaction.apply(effect)
+                    transaction.note_payload(payload_bytes)
             except lmdb.Error as error:
                 raise index_error(self._path, error) from error
             self.payload_bytes = payload_bytes
@@ -228,44 +200,32 @@ class Index:
         with their segment."""
         try:
             with self._env.begin(write=True) as txn:
-                with txn.cursor(db=self._chunks) as cursor:
-                    found = [bytes(key) for key, value in cursor if not self._sound(txn, bytes(key), bytes(value))]
-                for key in found:
-                    txn.delete(key, db=self._chunks)
-                self._note(txn, self.payload_bytes)
+                transaction = IndexTransaction(txn, self.tables)
+                count = transaction.drop_damaged()
+                transaction.note_payload(self.payload_bytes)
         except lmdb.Error as error:
             raise index_error(self._path, error) from error
-        return len(found)
+        return count
 
     def forget_drive(self, segments: range) -> int:
         """Forget these segments, in one transaction, and every chunk that has a shard in one of them; how many."""
         with self._counting:
-            count, payload_bytes = 0, self.payload_bytes
             try:
                 with self._env.begin(write=True) as txn:
-                    with txn.cursor(db=self._positions) as cursor:
-                        found = _entries_in(cursor, _POSITION.pack(segments.start, 0), segments)
-                    for position, key in found:
-                        before = txn.stat(self._chunks)["entries"]
-                        payload_bytes -= self._delete_chunk(txn, key)
-                        count += before - txn.stat(self._chunks)["entries"]
-                        txn.delete(position, db=self._positions)
-                    with txn.cursor(db=self._segments) as cursor:
-                        known = _entries_in(cursor, segments.start.to_bytes(4, "big"), segments)
-                    for key, _ in known:
-                        txn.delete(key, db=self._segments)
-                    self._note(txn, payload_bytes)
+                    transaction = IndexTransaction(txn, self.tables)
+                    count, removed_bytes = transaction.forget_segments(segments)
+                    transaction.note_payload(self.payload_bytes - removed_bytes)
             except lmdb.Error as error:
                 raise index_error(self._path, error) from error
-            self.payload_bytes = payload_bytes
+            self.payload_bytes -= removed_bytes
         return count
 
     def next_epoch(self) -> int:
         """Begin a new owner epoch, durably."""
         try:
-            with self._env.begin(write=True, db=self.meta) as txn:
+            with self._env.begin(write=True, db=self.tables.meta) as txn:
                 epoch = _epoch_of(txn, self._path) + 1
-                txn.put(_META_EPOCH, str(epoch).encode())
+                txn.put(META_EPOCH, str(epoch).encode())
         except lmdb.Error as error:
             raise index_error(self._path, error) from error
         return epoch
@@ -273,13 +233,13 @@ class Index:
     def begin_epoch(self, epoch: int) -> None:
         """That one, durably: of a new index."""
         try:
-            with self._env.begin(write=True, db=self.meta) as txn:
-                txn.put(_META_EPOCH, str(epoch).encode())
+            with self._env.begin(write=True, db=self.tables.meta) as txn:
+                txn.put(META_EPOCH, str(epoch).encode())
         except lmdb.Error as error:
             raise index_error(self._path, error) from error
 
     def epoch(self) -> int:
-        with self._reading(self.meta) as txn:
+        with self._reading(self.tables.meta) as txn:
             return _epoch_of(txn, self._path)
 
     @contextlib.contextmanager
@@ -289,97 +249,6 @@ class Index:
                 yield txn
         except lmdb.Error as error:
             raise index_error(self._path, error) from error
-
-    def _note(self, txn: lmdb.Transaction, payload_bytes: int) -> None:
-        """In the transaction that makes it so."""
-        txn.put(META_PAYLOAD, str(max(0, payload_bytes)).encode(), db=self.meta)
-
-    def _apply_one(self, txn: lmdb.Transaction, effect: Effect) -> int:
-        """Returns by how much the payload of all committed chunks grows."""
-        match effect:
-            case PutChunk(record):
-                return self._put_chunk(txn, record)
-            case MoveChunk(before, after):
-                if txn.get(before.key, db=self._chunks) == records.encode_chunk(before):
-                    return self._put_chunk(txn, after)
-            case DeleteChunk(key, extent):
-                if self._lies_at(txn, key, extent):
-                    return -self._delete_chunk(txn, key)
-            case OpenSegment(segment):
-                removed_bytes = 0
-                for position, key in self._positions_in(txn, segment.segment):
-                    removed_bytes += self._delete_chunk(txn, key)
-                    txn.delete(position, db=self._positions)
-                txn.put(_segment_key(segment), records.encode_segment(segment), db=self._segments)
-                return -removed_bytes
-            case SummarizeSegment(segment):
-                if self._generation_of(txn, segment.segment) == segment.generation:
-                    txn.put(_segment_key(segment), records.encode_segment(segment), db=self._segments)
-            case NoteBudget(drive_number, left_bytes):
-                txn.put(_BUDGET + str(drive_number).encode(), str(left_bytes).encode(), db=self.meta)
-            case PutHolder(holder):
-                txn.put(holder.holder_id.encode(), records.encode_holder(holder), db=self._holders)
-                self._prune_fenced(txn)
-            case DeleteHolder(holder_id):
-                txn.delete(holder_id.encode(), db=self._holders)
-        return 0
-
-    def _put_chunk(self, txn: lmdb.Transaction, record: ChunkRecord) -> int:
-        """Returns by how much the payload grows."""
-        removed_bytes = self._delete_chunk(txn, record.key)
-        txn.put(record.key, records.encode_chunk(record), db=self._chunks)
-        for shard in record.shards:
-            position = _POSITION.pack(shard.extent.segment, shard.extent.lba)
-            txn.put(position, record.key, db=self._positions)
-        return sum(shard.payload_bytes for shard in record.shards) - removed_bytes
-
-    def _delete_chunk(self, txn: lmdb.Transaction, key: bytes) -> int:
-        """Remove a chunk and its positions; returns the payload bytes it had (0 for a damaged entry)."""
-        value = txn.get(key, db=self._chunks)
-        if value is None:
-            return 0
-        txn.delete(key, db=self._chunks)
-        try:
-            record = records.decode_chunk(bytes(value))
-        except FormatError:
-            return 0  # its positions go when their segment is opened again
-        for shard in record.shards:
-            position = _POSITION.pack(shard.extent.segment, shard.extent.lba)
-            if txn.get(position, db=self._positions) == key:
-                txn.delete(position, db=self._positions)
-        return sum(shard.payload_bytes for shard in record.shards)
-
-    def _lies_at(self, txn: lmdb.Transaction, key: bytes, extent: Extent) -> bool:
-        value = txn.get(key, db=self._chunks)
-        if value is None:
-            return False
-        try:
-            return any(shard.extent == extent for shard in records.decode_chunk(bytes(value)).shards)
-        except FormatError:
-            return True  # damaged: of no use to anybody
-
-    def _positions_in(self, txn: lmdb.Transaction, segment: int) -> list[tuple[bytes, bytes]]:
-        found = []
-        with txn.cursor(db=self._positions) as cursor:
-            if cursor.set_range(_POSITION.pack(segment, 0)):
-                for position, key in cursor:
-                    if _POSITION.unpack(position)[0] != segment:
-                        break
-                    found.append((bytes(position), bytes(key)))
-        return found
-
-    def _generation_of(self, txn: lmdb.Transaction, segment: int) -> int | None:
-        value = txn.get(segment.to_bytes(4, "big"), db=self._segments)
-        return None if value is None else records.decode_segment(bytes(value)).generation
-
-    def _prune_fenced(self, txn: lmdb.Transaction) -> None:
-        """Keep the memory of fenced incarnations bounded; their liveness files are gone in any case."""
-        if txn.stat(self._holders)["entries"] <= _FENCED_KEPT:
-            return
-        with txn.cursor(db=self._holders) as cursor:
-            fenced = [bytes(key) for key, value in cursor if records.decode_holder(bytes(value)).fenced]
-        for key in fenced[: len(fenced) // 2]:
-            txn.delete(key, db=self._holders)
 
     # ---- closing -------------------------------------------------------------------------------------------------
 
@@ -395,23 +264,8 @@ class Index:
         self.close()
 
 
-def _segment_key(record: SegmentRecord) -> bytes:
-    return record.segment.to_bytes(4, "big")
-
-
-def _entries_in(cursor: Any, first_key: bytes, segments: range) -> list[tuple[bytes, bytes]]:
-    """From ``first_key`` on, those whose key begins with the number of one of ``segments``."""
-    found: list[tuple[bytes, bytes]] = []
-    if cursor.set_range(first_key):
-        for key, value in cursor:
-            if int.from_bytes(key[:4], "big") not in segments:
-                break
-            found.append((bytes(key), bytes(value)))
-    return found
-
-
 def _epoch_of(txn: lmdb.Transaction, path: str) -> int:
-    value = bytes(txn.get(_META_EPOCH, b"0"))
+    value = bytes(txn.get(META_EPOCH, b"0"))
     if not value.isdigit():
         raise FormatError(f"the index {path} is damaged: its epoch is {value!r}", next_step=REBUILD)
     return int(value)

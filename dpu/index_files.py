@@ -7,8 +7,9 @@ from pathlib import Path
 
 import lmdb
 
-from meshfusion.dpu.index import META_PAYLOAD, META_POOL, META_VERSION, Index
+from meshfusion.dpu.index import Index
 from meshfusion.dpu.index_errors import OTHER_POOL, REBUILD, OtherPoolError, index_error
+from meshfusion.dpu.index_tables import META_PAYLOAD, META_POOL, META_VERSION, Tables
 from meshfusion.dpu.store import records
 from meshfusion.jbof.errors import FormatError, MediaError
 
@@ -32,10 +33,8 @@ def create_index(path: Path, pool_uuid: str, capacity_bytes: int) -> None:
     try:
         map_size = map_size_bytes(capacity_bytes)
         with lmdb.open(str(path), map_size=map_size, max_dbs=8, max_readers=_MAX_READERS) as env:
-            meta = env.open_db(b"meta")
-            for name in (b"chunks", b"positions", b"segments", b"holders"):
-                env.open_db(name)
-            with env.begin(write=True, db=meta) as txn:
+            tables = Tables.of(env, create=True)
+            with env.begin(write=True, db=tables.meta) as txn:
                 txn.put(META_VERSION, str(records.INDEX_VERSION).encode())
                 txn.put(META_POOL, pool_uuid.encode())
                 txn.put(META_PAYLOAD, b"0")
@@ -84,7 +83,7 @@ def open_index(
         raise index_error(str(path), error) from error
     try:
         index = Index(env, payload_bytes)
-        with env.begin(db=index.meta) as txn:
+        with env.begin(db=index.tables.meta) as txn:
             version, owner = txn.get(META_VERSION), txn.get(META_POOL)
         if version != str(records.INDEX_VERSION).encode():
             raise FormatError(

@@ -12,7 +12,7 @@ from pathlib import Path
 import lmdb
 import pytest
 
-from meshfusion.dpu import index as index_module
+from meshfusion.dpu import index_transaction
 from meshfusion.dpu.api.types import Extent
 from meshfusion.dpu.index import Index, IndexTotals
 from meshfusion.dpu.index_files import create_index, open_index
@@ -98,7 +98,7 @@ def test_payload_bytes_follow_what_is_forgotten(path: Path) -> None:
 def test_an_index_without_totals_says_so(path: Path) -> None:
     """Of a service that did not note them."""
     with reopen(path) as index, index._env.begin(write=True) as txn:
-        txn.delete(b"payload_bytes", db=index.meta)
+        txn.delete(b"payload_bytes", db=index.tables.meta)
     with reopen(path) as index:
         assert not index.has_totals
     with open_index(path, POOL, CAPACITY_BYTES, payload_bytes=7) as index:
@@ -110,8 +110,8 @@ def test_an_index_without_totals_says_so(path: Path) -> None:
 
 def damage_value(index: Index, key: bytes) -> None:
     with index._env.begin(write=True) as txn:
-        value = bytes(txn.get(key, b"", db=index._chunks))
-        txn.put(key, value[:-1] + bytes([value[-1] ^ 1]), db=index._chunks)
+        value = bytes(txn.get(key, b"", db=index.tables.chunks))
+        txn.put(key, value[:-1] + bytes([value[-1] ^ 1]), db=index.tables.chunks)
 
 
 def test_delete_means_one_extent_of_one_generation(path: Path) -> None:
@@ -158,7 +158,7 @@ def test_a_transaction_is_all_or_nothing(path: Path) -> None:
 
 
 def test_fenced_holders_are_kept_but_not_for_ever(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(index_module, "_FENCED_KEPT", 10)
+    monkeypatch.setattr(index_transaction, "_FENCED_KEPT", 10)
     with reopen(path) as index:
         for i in range(20):
             index.apply([PutHolder(holder(f"gone-{i:02}", fenced=True))])
