@@ -11,77 +11,22 @@ The first block of a segment is its header's. At its end room is kept for its su
 
 from __future__ import annotations
 
-import enum
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import islice, takewhile
 
-from meshfusion.jbof.segment_format import SEGMENT_HEADER_LBAS, summary_lba_count
+from meshfusion.jbof.segment_choice import Filled, MayReclaim, next_victim, openings_for, victims
+from meshfusion.jbof.segment_format import SEGMENT_HEADER_LBAS
 from meshfusion.jbof.segment_geometry import SegmentGeometry
-
-
-@dataclass(frozen=True, slots=True)
-class SegmentRecord:
-    """What is durable about a segment that was ever used. ``opened_seq`` orders openings over the pool's life; 0: it
-    holds nothing, and only its generation is known (from a rebuild). ``lifetime_class``: of what is written into it.
-    ``is_summarized``: its summary is on the medium."""
-
-    segment: int
-    generation: int
-    opened_seq: int
-    lifetime_class: int = 0
-    is_summarized: bool = False
-
-
-UNVALUED = float("inf")
-"""The worth of what nobody has valued: it goes after all that is known to be worth less, the longest unused first."""
-
-
-class SegmentState(enum.Enum):
-    FREE = "free"
-    OPENING = "opening"  # its record is not durable yet: no extent of it may leave
-    EMPTYING = "emptying"  # nothing of it counts any more; free once that is durable
-    OPEN = "open"
-    SEALED = "sealed"
-
-
-class SummaryState(enum.Enum):
-    NONE = "none"  # not sealed yet, or nothing to tell
-    DUE = "due"  # to be written once no writer is left
-    UNDERWAY = "underway"
-    WRITTEN = "written"
-
-
-@dataclass(slots=True)
-class _Segment:
-    state: SegmentState
-    generation: int
-    opened_seq: int
-    next_lba: int
-    lifetime_class: int = 0
-    extent_count: int = 0  # handed out in this generation
-    summary: SummaryState = SummaryState.NONE
-    read_pins: int = 0
-    write_pins: int = 0
-    is_held: bool = False  # it is made ready to be given up, and is nobody else's victim
-    last_used_s: float = float("-inf")
-    worth: float = UNVALUED
-
-
-@dataclass(frozen=True, slots=True)
-class Allocation:
-    segment: int
-    lba: int
-    lba_count: int
-    generation: int
-
-
-@dataclass(frozen=True, slots=True)
-class SegmentCounts:
-    free: int
-    open: int
-    sealed: int
-    opening: int
+from meshfusion.jbof.segment_states import (
+    UNVALUED,
+    Allocation,
+    Segment,
+    SegmentCounts,
+    SegmentRecord,
+    SegmentState,
+    SummaryState,
+)
 
 
 class SegmentTable:
@@ -95,7 +40,7 @@ class SegmentTable:
     def __init__(self, geometry: SegmentGeometry, records: Iterable[SegmentRecord] = ()) -> None:
         self.geometry = geometry
         self._segments = {
-            i: _Segment(SegmentState.FREE, generation=0, opened_seq=0, next_lba=geometry.first_lba(i))
+            i: Segment(SegmentState.FREE, generation=0, opened_seq=0, next_lba=geometry.first_lba(i))
             for i in geometry.segments
         }
         self.read_pinned_count = 0  # segments that some lease pins
@@ -146,9 +91,9 @@ class SegmentTable:
     def free_count(self) -> int:
         return len(self._free)
 
-    def has_victim(self, may_reclaim: Callable[[int], bool]) -> bool:
+    def has_victim(self, may_reclaim: MayReclaim) -> bool:
         """Is there a segment that could be reclaimed now?"""
-        return any(self._is_victim(index, segment, may_reclaim) for index, segment in self._segments.items())
+        return next(victims(self._segments, may_reclaim), None) is not None
 
     @property
     def is_in_use(self) -> bool:
@@ -216,15 +161,14 @@ class SegmentTable:
             return None
         segment = self._segments[self._current]
         assert segment.state in (SegmentState.OPEN, SegmentState.OPENING), segment.state
-        kept_lba_count = summary_lba_count(segment.extent_count + 1)
-        if segment.next_lba + lba_count + kept_lba_count > self.geometry.end_lba(self._current):
+        if not self._filled(self._current).takes(lba_count, self.geometry.segment_lba_count):
             return None
         allocation = Allocation(self._current, segment.next_lba, lba_count, segment.generation)
         segment.next_lba += lba_count
         segment.extent_count += 1
         return allocation
 
-    def can_place(self, now_s: float, lba_counts: Sequence[int], may_reclaim: Callable[[int], bool]) -> bool:
+    def can_place(self, now_s: float, lba_counts: Sequence[int], may_reclaim: MayReclaim) -> bool:
         """Can all of these be allocated, one after the other, with as many openings as that takes?"""
         openings, is_current_used = self._openings_for(lba_counts)
         if not openings:
@@ -243,12 +187,11 @@ class SegmentTable:
         )
         return openable > 0 and openings <= openable + is_current_free
 
-    def openable_count(self, may_reclaim: Callable[[int], bool], most: int) -> int:
+    def openable_count(self, may_reclaim: MayReclaim, most: int) -> int:
         """How many segments could be opened now, one after the other, with nothing released meanwhile; ``most`` when it
         is that many or more. It is asked for every chunk, and a drive may have very many segments."""
         count = min(len(self._free), most)
-        victims = (index for index, segment in self._segments.items() if self._is_victim(index, segment, may_reclaim))
-        return count + sum(1 for _ in islice(victims, most - count))
+        return count + sum(1 for _ in islice(victims(self._segments, may_reclaim), most - count))
 
     def fitting_count(self, lba_counts: Sequence[int]) -> int:
         """How many of these, from the first on, can be appended to the current segment."""
@@ -256,21 +199,14 @@ class SegmentTable:
         return sum(takewhile(bool, fits))
 
     def _openings_for(self, lba_counts: Sequence[int]) -> tuple[int, bool]:
-        """How many segments have to be opened for these, and does the current one take any of them?"""
-        span = used = self.geometry.segment_lba_count
-        extent_count, openings, is_current_used = 0, 0, False
-        if self._current is not None:
-            current = self._segments[self._current]
-            used = span - (self.geometry.end_lba(self._current) - current.next_lba)
-            extent_count = current.extent_count
-        for lba_count in lba_counts:
-            if used + lba_count + summary_lba_count(extent_count + 1) > span:
-                openings, used, extent_count = openings + 1, SEGMENT_HEADER_LBAS, 0
-            is_current_used = is_current_used or not openings
-            used, extent_count = used + lba_count, extent_count + 1
-        return openings, is_current_used
+        current = None if self._current is None else self._filled(self._current)
+        return openings_for(lba_counts, self.geometry.segment_lba_count, current)
 
-    def open_next(self, now_s: float, may_reclaim: Callable[[int], bool]) -> SegmentRecord | None:
+    def _filled(self, index: int) -> Filled:
+        segment = self._segments[index]
+        return Filled(segment.next_lba - self.geometry.first_lba(index), segment.extent_count)
+
+    def open_next(self, now_s: float, may_reclaim: MayReclaim) -> SegmentRecord | None:
         """Seal the current segment and open another: a free one, or the victim that is worth least; of those that are
         alike the one with the oldest use.
 
@@ -278,7 +214,7 @@ class SegmentTable:
         or None when nothing can be opened: the current segment then stays as it is. One whose opening failed is free:
         while openings fail, no more than one segment loses what it held.
         """
-        target = self._free.pop() if self._free else self._victim(may_reclaim)
+        target = self._free.pop() if self._free else next_victim(self._segments, may_reclaim)
         if target is None:
             return None
         self.close_current()
@@ -308,7 +244,7 @@ class SegmentTable:
         """Where there may be room when :meth:`allocate` had none and nothing can be opened: nowhere, on one drive."""
         return None
 
-    def to_tidy(self, free_fraction: float, may_reclaim: Callable[[int], bool]) -> SegmentRecord | None:
+    def to_tidy(self, free_fraction: float, may_reclaim: MayReclaim) -> SegmentRecord | None:
         """The segment to give up next, so that so much is free."""
         if len(self._free) >= int(free_fraction * self.geometry.segment_count):
             return None
@@ -326,7 +262,7 @@ class SegmentTable:
         """As of a shelf: there are none here."""
         return {}
 
-    def open_elsewhere(self, now_s: float, may_reclaim: Callable[[int], bool]) -> SegmentRecord | None:
+    def open_elsewhere(self, now_s: float, may_reclaim: MayReclaim) -> SegmentRecord | None:
         """What else could be opened when :meth:`open_next` found nothing: nothing, on one drive."""
         return None
 
@@ -357,9 +293,9 @@ class SegmentTable:
         segment.state = SegmentState.FREE
         self._free.append(record.segment)
 
-    def next_victim(self, may_reclaim: Callable[[int], bool]) -> SegmentRecord | None:
+    def next_victim(self, may_reclaim: MayReclaim) -> SegmentRecord | None:
         """The segment that would be reclaimed now."""
-        victim = self._victim(may_reclaim)
+        victim = next_victim(self._segments, may_reclaim)
         return None if victim is None else self._record(victim)
 
     def is_scarce(self, free_fraction: float) -> bool:
@@ -418,26 +354,6 @@ class SegmentTable:
         is_summarized = segment.summary is SummaryState.WRITTEN
         return SegmentRecord(index, segment.generation, segment.opened_seq, segment.lifetime_class, is_summarized)
 
-    def _victim(self, may_reclaim: Callable[[int], bool]) -> int | None:
-        """That of least worth, and of those the one used last longest ago, and then opened first. With very many
-        segments lookups wait for this: next to nothing is done for one that is worth more."""
-        least, found = UNVALUED, None
-        for index, segment in self._segments.items():
-            if segment.worth <= least and self._is_victim(index, segment, may_reclaim):
-                order = (segment.worth, segment.last_used_s, segment.opened_seq)
-                if found is None or order < found[0]:
-                    least, found = segment.worth, (order, index)
-        return None if found is None else found[1]
-
-    def _is_victim(self, index: int, segment: _Segment, may_reclaim: Callable[[int], bool]) -> bool:
-        return (
-            segment.state is SegmentState.SEALED
-            and segment.read_pins == 0
-            and segment.write_pins == 0
-            and not segment.is_held
-            and may_reclaim(index)
-        )
-
     # ---- summaries -----------------------------------------------------------------------------------------------
 
     def settled(self) -> tuple[SegmentRecord, ...]:
@@ -466,6 +382,7 @@ class SegmentTable:
 
 
 __all__ = [
+    "UNVALUED",
     "Allocation",
     "SegmentCounts",
     "SegmentGeometry",
