@@ -1,4 +1,4 @@
-"""The targets that the same suite runs against."""
+"""The targets that the same suite runs against, and a pool with one of them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 from meshfusion.dpu.export.spdk.client import SpdkRpc
 from tests.dpu.export.fake_rpc import FakeRpc
 from tests.dpu.export.fake_spdk import FakeSpdk
+from tests.dpu.export.keeper_cases import Rig
 from tests.dpu.export.real_spdk import RealSpdk
 
 NVMF_TGT = os.environ.get("MESHFUSION_TEST_NVMF_TGT", "")
@@ -73,3 +74,10 @@ def spdk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Spdk]:
     rig: Spdk = FakeRig() if request.param == "fake" else RealSpdk(Path(NVMF_TGT), tmp_path)
     yield rig
     rig.stop()
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    rig = Rig(tmp_path)
+    yield rig
+    rig.pool.close()
