@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import enum
+import threading
 from collections.abc import Iterable
 from typing import Final
 
+from meshfusion.dpu.index import Index
 from meshfusion.dpu.store.curator import Curator, LearningCurator, WritesEverything
 from meshfusion.dpu.store.segments import Segments
+from meshfusion.dpu.store.store import Store
 from meshfusion.jbof.policy.density_policy import DensityPolicy, PolicySettings
 from meshfusion.jbof.segments import SegmentRecord
 
@@ -35,9 +38,24 @@ def make_curator(policy: Policy, segments: Segments) -> Curator:
             return WritesEverything()
 
 
-def unadopted(records: Iterable[SegmentRecord]) -> list[SegmentRecord]:
-    """Segments whose chunks a new life of the service has to tell its curator of; the last one first."""
-    return sorted((record for record in records if record.opened_seq), key=lambda record: -record.opened_seq)
+class Adoption:
+    """Segments whose chunks a new life of the service has to tell its curator of, some at a time; those that were
+    opened first come first. ``mutex``: the pool's."""
+
+    def __init__(self, records: Iterable[SegmentRecord], store: Store, index: Index, mutex: threading.Lock) -> None:
+        self._store, self._index, self._mutex = store, index, mutex
+        opened = (record for record in records if record.opened_seq)
+        self._left = sorted(opened, key=lambda record: -record.opened_seq)
+
+    def go_on(self, now_s: float) -> None:
+        """About :data:`ADOPTED_CHUNKS` more. Lookups come in between: not under the mutex."""
+        adopted = 0
+        while self._left and adopted < ADOPTED_CHUNKS:
+            record = self._left.pop()
+            chunks = self._index.chunks_in(record) or ()
+            adopted += len(chunks) + ADOPTED_CHUNKS // 64  # an empty one takes its time, too
+            with self._mutex:
+                self._store.adopt(now_s, record, chunks)
 
 
 def _settings(segments: Segments) -> PolicySettings:

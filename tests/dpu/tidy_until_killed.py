@@ -49,11 +49,11 @@ class WholeMover(ChunkMover):
 
 
 def _at_part_of_the_copy(pool: Pool) -> None:
-    pool._tidier._mover.__class__ = PartMover
+    pool._parts.tidier._mover.__class__ = PartMover
 
 
 def _at_the_copies_end(pool: Pool) -> None:
-    pool._tidier._mover.__class__ = WholeMover
+    pool._parts.tidier._mover.__class__ = WholeMover
 
 
 def _before_giving_up(pool: Pool) -> None:
@@ -80,7 +80,7 @@ def _run(path: str, point: str, shards: str) -> None:
     for i in CHUNKS:
         holder.put_shards(i, shards=int(shards))
     POINTS[point](pool)
-    assert pool._tidier.tidy_one()
+    assert pool._parts.tidier.tidy_one()
     die()
 
 

@@ -16,7 +16,7 @@ import pytest
 from meshfusion.dpu.api import types as api
 from meshfusion.dpu.api.liveness import hold_liveness
 from meshfusion.dpu.export.desired import Address, Export, Listener
-from meshfusion.dpu.export.keeper import ExportKeeper, Holders
+from meshfusion.dpu.export.keeper import ExportKeeper
 from meshfusion.dpu.export.keys import HostKeys
 from meshfusion.dpu.export.layout import host_subsystem_nqn
 from meshfusion.dpu.export.nvmet.configfs import refused
@@ -83,9 +83,7 @@ class Rig:
         return {host.rsplit(":", 1)[1] for host, device in self.kernel.reachable() if device == self.data}
 
 
-def keeper(
-    kernel: FakeKernel, prefix: str | None, holders: Holders, pool_uuid: uuid.UUID, layout: PoolLayout
-) -> ExportKeeper:
+def keeper(kernel: FakeKernel, prefix: str | None, pool_uuid: uuid.UUID, layout: PoolLayout) -> ExportKeeper:
     plan = ExportPlan(
         TargetKind.NVMET,
         nqn_prefix_of(pool_uuid, prefix),
@@ -94,7 +92,7 @@ def keeper(
         frozenset(map(Listener, PORTALS)),
         keys=HostKeys(layout.holders),
     )
-    return ExportKeeper(NvmetTarget(kernel, plan.export(()), patience_s=0.1), plan, holders, period_s=0.05)
+    return ExportKeeper(NvmetTarget(kernel, plan.export(()), patience_s=0.1), plan, period_s=0.05)
 
 
 @pytest.fixture
@@ -323,7 +321,7 @@ def test_a_target_that_cannot_be_read_is_not_asked_for_each_host_that_must_go(ri
     rig.kernel.look = fail
     rig.now_s += SILENCE_S
     until(lambda: len(reads) >= 20)
-    keeper = rig.pool._exports
+    keeper = rig.pool._parts.taken.exports
     assert keeper is not None
     before, rounds = len(reads), keeper._rounds_done
     until(lambda: keeper._rounds_done >= rounds + 10)
