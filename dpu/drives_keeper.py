@@ -208,10 +208,7 @@ class DrivesKeeper:
                     take_back(sought, self._drives, self._index, self._mutex)
                 except MeshFusionError as error:
                     with self._mutex:
-                        is_news = self._drives.problems.get(sought.number) != error.message
-                        self._drives.problems[sought.number] = error.message
-                    if is_news:
-                        logger.error("drive %d is back and not used: %s", sought.number, error)
+                        self._drives.is_refused(self._clock(), sought.number, error)
                     continue
                 with self._mutex:
                     self._drives.saw(self._clock(), sought.number, Checked())

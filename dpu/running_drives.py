@@ -29,8 +29,16 @@ from meshfusion.dpu.store.store import Store
 from meshfusion.jbof.drives.health import Health
 from meshfusion.jbof.drives.identity import label_identity
 from meshfusion.jbof.drives.life import LifeLimits
-from meshfusion.jbof.drives.life_words import CommandFailed, Event, HealthRead, State, Written
-from meshfusion.jbof.errors import MediaError
+from meshfusion.jbof.drives.life_words import (
+    Checked,
+    CheckFailed,
+    CommandFailed,
+    Event,
+    HealthRead,
+    State,
+    Written,
+)
+from meshfusion.jbof.errors import MediaError, MeshFusionError
 from meshfusion.jbof.pool_addresses import drive_of_segment, namespace_of
 from meshfusion.jbof.segment_geometry import SegmentGeometry
 from meshfusion.jbof.segments import SegmentRecord, SegmentTable
@@ -96,7 +104,8 @@ class RunningDrives:
         self._budgets = budgets
         self.lives = DriveLives(options.limits, drain_s=options.drain_s)
         self.version = 0  # of the ways in which drives are reached
-        self.problems: dict[int, str] = {}  # what was found wrong last
+        self.problems: dict[int, str] = {}  # what was found wrong last; what was is forgotten when a drive comes back
+        self._refusals: dict[int, str] = {}  # why the last check of a drive that is back failed, as it was told
         self.suspects: dict[int, set[int]] = {}  # blocks that an engine could not read, by drive
         self._mutex = mutex
         self._clock = clock
@@ -223,11 +232,20 @@ class RunningDrives:
     def saw(self, now_s: float, number: int, event: Event, problem: str = "") -> Told:
         """And what follows for how the drive is used."""
         told = self.lives.saw(now_s, number, event)
+        if told.is_to_be_checked or isinstance(event, Checked):
+            self.problems.pop(number, None)
         if problem:
             self.problems[number] = problem
         self.heed(number, told)
         self.apply()
         return told
+
+    def is_refused(self, now_s: float, number: int, error: MeshFusionError) -> None:
+        """A drive that is back and not used, for this. It is asked again and again, and told once."""
+        told = self.saw(now_s, number, CheckFailed(), error.message)
+        if not told.alarms and self._refusals.get(number) != error.message:
+            logger.error("drive %d is still not used: %s", number, error)
+        self._refusals[number] = error.message
 
     def heed(self, number: int, told: Told) -> None:
         for alarm in told.alarms:
@@ -332,6 +350,7 @@ class RunningDrives:
         for known in (self._health, self._rates, self._months_left):
             known.pop(number, None)
         self.problems.pop(number, None)
+        self._refusals.pop(number, None)
         self.suspects.pop(number, None)
         self.version += 1
         one = self._open.pop(number, None)
