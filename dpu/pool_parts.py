@@ -81,7 +81,7 @@ class PoolParts:
 def wire(taken: TakenPool, drive_options: DriveOptions, damaged: Callable[[FormatError], None] | None) -> PoolParts:
     """Not started yet. ``damaged``: is told, from a thread, when the scan of the index finds damage."""
     mutex, clock, store, index = threading.Lock(), taken.clock, taken.store, taken.index
-    adoption = Adoption(index.segment_records(), store, index, mutex)
+    adoption = Adoption(index.segment_records(), store, taken.shelf, index, mutex)
     _follow_proof(taken, mutex, damaged)
     drives = _running_drives(taken, drive_options, mutex)
     transactions = Transactions(
