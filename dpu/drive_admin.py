@@ -21,7 +21,7 @@ from meshfusion.dpu.index import Index
 from meshfusion.dpu.index_files import map_size_bytes
 from meshfusion.dpu.pool_create import add_listed_drive
 from meshfusion.dpu.pool_drives import find_drives
-from meshfusion.dpu.pool_remove import list_of, unknown_drive
+from meshfusion.dpu.pool_remove import list_of, only_drive, unknown_drive
 from meshfusion.dpu.running_drives import RunningDrives
 from meshfusion.jbof.drives.life_words import Admit, Checked, Drain
 from meshfusion.jbof.errors import ConfigError, MediaError, PoolBusyError, ServiceUnavailableError, UnsupportedError
@@ -102,6 +102,8 @@ class ServedDriveAdmin:
                 drive = listed.find(number)
                 if drive is None or not is_known:
                     raise unknown_drive(layout, listed, number)
+                if not request.is_ended and listed.only is not None:
+                    raise only_drive(layout)
                 changed = replace(drive, is_draining=not request.is_ended)
                 if changed != drive:
                     write_drive_list(layout.directory, listed.with_drive(changed))

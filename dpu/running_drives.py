@@ -111,6 +111,7 @@ class RunningDrives:
         self._clock = clock
         self._open = {one.drive.number: one for one in opened.drives}
         self._paths = {one.drive.number: (one.drive.path, one.drive.label.drive_uuid) for one in opened.drives}
+        self._names: dict[int, str] = {}  # of those that are not here
         self._health: dict[int, Health] = {}
         self._rates: dict[int, WriteRate] = {}
         self._months_left: dict[int, float | None] = {}
@@ -133,6 +134,7 @@ class RunningDrives:
                     self._unindexed.add(drive.number)
                     self.problems[drive.number] = "the index was made anew without it: mfctl pool rebuild-index"
                 self._paths[drive.number] = (drive.path, bytes.fromhex(drive.uuid))
+                self._names[drive.number] = drive.name
                 identity = label_identity(bytes.fromhex(drive.uuid))
                 self.lives.begin(drive.number, identity, is_here=False, is_draining=drive.is_draining)
         medium.report_to(self._command_failed, self._command_worked)
@@ -351,6 +353,7 @@ class RunningDrives:
             known.pop(number, None)
         self.problems.pop(number, None)
         self._refusals.pop(number, None)
+        self._names.pop(number, None)
         self.suspects.pop(number, None)
         self.version += 1
         one = self._open.pop(number, None)
@@ -364,7 +367,7 @@ class RunningDrives:
             state=news.state.value,
             reasons=news.reasons,
             path=str(path),
-            serial=one.drive.label.drive_name if one else "",
+            serial=one.drive.label.drive_name if one else self._names.get(number, ""),
             segment_count=one.drive.label.segment_count if one else 0,
             size_bytes=one.drive.geometry.capacity_bytes if one else 0,
             percentage_used=health.percentage_used if health else -1,

@@ -114,7 +114,7 @@ class _AtRest:
                 "state": "away",
                 "segments": 0,
                 "size_bytes": 0,
-                "serial": "",
+                "serial": drive.name,
                 "path": "",
                 "percentage_used": None,
                 "months_left": None,
