@@ -175,7 +175,8 @@ class ServedDriveAdmin:
             self._drives.is_leaving(number, is_so=True)
         while True:
             with self._mutex:
-                is_free = not self._drives.is_pinned(number) and self._drives.store.holders.all_current()
+                is_unused = not self._drives.is_pinned(number) and number not in self._drives.late
+                is_free = is_unused and self._drives.store.holders.all_current()
                 if is_free:
                     return
                 if time.monotonic() >= end_s or self._is_closed:
@@ -183,8 +184,8 @@ class ServedDriveAdmin:
                     break
             time.sleep(_BETWEEN_LOOKS_S)
         raise PoolBusyError(
-            f"engines still read from drive {number} or may write to it",
-            next_step="drain it first, or try again: their loads and saves end, and what is silent is cut off",
+            f"engines still read from drive {number} or may write to it, or it has not answered what it was asked",
+            next_step="drain it first, or try again: loads and saves end, and what is silent is cut off or given up",
         )
 
     def _take_off(self, number: int) -> None:

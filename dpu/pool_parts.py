@@ -51,8 +51,8 @@ class PoolParts:
         self.holders.start()
 
     def close(self) -> None:
-        """Once. While a target may still be at what it was asked, the pool stays owned by this process: a late change
-        must not meet another owner's."""
+        """Once. While a target or a drive may still be at what it was asked, the pool stays owned by this process: a
+        late change must not meet another owner's."""
         taken = self.taken
         self.ticker.stop()
         self.drive_admin.close()
@@ -63,13 +63,17 @@ class PoolParts:
         taken.proof.close()
         self.transactions.close()
         self._note_budgets()
-        taken.owners.close()
+        late = self.drives.late
+        taken.owners.close(late)
         self.drives.close()
         taken.index.close()
-        if is_quiet:
+        if is_quiet and not late:
             taken.owner.release()
-        else:
-            logger.error("the target has not answered: the pool is another's to open when this process has ended")
+            return
+        silent = [*([] if is_quiet else ["the target"]), *(f"drive {number}" for number in sorted(late))]
+        logger.error(
+            "no answer from %s: the pool is another's to open when this process has ended", " and ".join(silent)
+        )
 
     def _note_budgets(self) -> None:
         """What came back to them since the last opening, too. Best effort: without it a restart begins with less."""

@@ -10,12 +10,14 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from meshfusion.dpu.api import types as api
 from meshfusion.dpu.api.drive_types import DriveStatus
 from meshfusion.dpu.budgets import Budgets
+from meshfusion.dpu.drive_answers import AnsweringMedium, DriveAnswers, HangingDriveError
 from meshfusion.dpu.drive_list import ListedDrive
 from meshfusion.dpu.drive_lives import DriveLives, Told
 from meshfusion.dpu.drive_look import fault_of
@@ -48,6 +50,7 @@ from meshfusion.jbof.wear.rate import WriteRate
 logger = logging.getLogger("meshfusion.drives")
 
 
+NO_ANSWER: Final = "it does not answer"
 MOST_SUSPECTS: Final = 256  # blocks of a drive: while it hangs there are no looks, and engines go on telling
 
 
@@ -55,7 +58,8 @@ MOST_SUSPECTS: Final = 256  # blocks of a drive: while it hangs there are no loo
 class DriveOptions:
     """``check_interval_s``: how often each drive is looked at. ``probation_s``: how long one that came back must stay
     before it is used. ``drain_s``: in so long a drive is emptied. ``window_s``: latencies of so long are compared.
-    ``look_deadline_s``: a look that takes longer is a command that failed."""
+    ``look_deadline_s``: a look that takes longer is a command that failed. ``answer_deadline_s``: a drive that leaves a
+    write of the service's own unanswered for so long is written to only when it has answered."""
 
     check_interval_s: float = 5.0
     probation_s: float = 30.0
@@ -63,6 +67,7 @@ class DriveOptions:
     window_s: float = 30.0
     health_interval_s: float = 60.0
     look_deadline_s: float = 10.0
+    answer_deadline_s: float = 10.0
 
     @property
     def limits(self) -> LifeLimits:
@@ -137,6 +142,9 @@ class RunningDrives:
                 self._names[drive.number] = drive.name
                 identity = label_identity(bytes.fromhex(drive.uuid))
                 self.lives.begin(drive.number, identity, is_here=False, is_draining=drive.is_draining)
+        self._answers: dict[int, DriveAnswers] = {}
+        for one in opened.drives:
+            medium.put(one.drive.number, self.media_of(one.drive, one.file))
         medium.report_to(self._command_failed, self._command_worked)
 
     # ---- for the pool --------------------------------------------------------------------------------------------
@@ -203,6 +211,11 @@ class RunningDrives:
         }
         return tuple((name, count) for name, count in counts.items() if count)
 
+    @property
+    def late(self) -> frozenset[int]:
+        """Drives that have not answered a command of ours. What it was may happen yet."""
+        return frozenset(number for number, answers in self._answers.items() if answers.is_late)
+
     def close(self) -> None:
         for one in self._open.values():
             one.file.close()
@@ -265,6 +278,8 @@ class RunningDrives:
 
     def apply(self) -> None:
         """Drives are used as their lives say."""
+        for number in self.lives.numbers & self._answers.keys():
+            self.lives.hangs(number, is_so=self._answers[number].is_late)
         for number in self.shelf.numbers:
             was_offered = self.shelf.is_offered(number)
             is_offered = self.lives.use(number).is_offered and number not in self._leaving
@@ -298,7 +313,11 @@ class RunningDrives:
         with self._mutex:
             if number not in self.lives.numbers:
                 return
-            self.saw(self._clock(), number, CommandFailed(fault_of(error)), error.message)
+            if isinstance(error, HangingDriveError) and not error.is_news:
+                self.apply()  # nothing was asked of it: it has failed once
+            else:
+                problem = NO_ANSWER if isinstance(error, HangingDriveError) else error.message
+                self.saw(self._clock(), number, CommandFailed(fault_of(error)), problem)
             others = (other for other in self.shelf.numbers if other != number)
             self._moved_away |= any(self.lives.use(other).takes_segments for other in others)
 
@@ -308,10 +327,33 @@ class RunningDrives:
             if number in self.lives.numbers:
                 self.saw(self._clock(), number, Written())
 
+    def _answers_again(self, number: int) -> None:
+        """On a thread of its own: not under the mutex."""
+        logger.warning("drive %d answers again", number)
+        with self._mutex:
+            if number not in self.lives.numbers:
+                return
+            if self.lives.news(number).state is State.ONLINE:
+                self.problems.pop(number, None)
+            self.apply()
+
     # ---- drives come, are exchanged, and leave -------------------------------------------------------------------
 
     def media_of(self, drive: PoolDrive, file: FileMedium) -> PoolMedium:
-        return PoolMedium(file, drive.label, drive.geometry, self.epoch)
+        """For the service's own writes."""
+        medium = AnsweringMedium(file, self._answers_of(drive.number))
+        return PoolMedium(medium, drive.label, drive.geometry, self.epoch)
+
+    def check_answers(self, number: int) -> None:
+        """Raises :class:`~meshfusion.dpu.drive_answers.HangingDriveError` where something may happen yet."""
+        self._answers_of(number).check()
+
+    def _answers_of(self, number: int) -> DriveAnswers:
+        """The same one for all lives of a drive, and files that it is reached by."""
+        if number not in self._answers:
+            again = partial(self._answers_again, number)
+            self._answers[number] = DriveAnswers(number, self.options.answer_deadline_s, again)
+        return self._answers[number]
 
     def came(self, one: OpenDrive, records: Iterable[SegmentRecord]) -> FileMedium | None:
         """It is owned, open, and the medium has it. ``records``: those of the drive in the index. Returns the file that
@@ -354,6 +396,7 @@ class RunningDrives:
         self.problems.pop(number, None)
         self._refusals.pop(number, None)
         self._names.pop(number, None)
+        self._answers.pop(number, None)
         self.suspects.pop(number, None)
         self.version += 1
         one = self._open.pop(number, None)
