@@ -21,7 +21,7 @@ from meshfusion.dpu.index import Index
 from meshfusion.dpu.index_files import map_size_bytes
 from meshfusion.dpu.pool_create import add_listed_drive
 from meshfusion.dpu.pool_drives import find_drives
-from meshfusion.dpu.pool_remove import list_of, unknown_drive
+from meshfusion.dpu.pool_remove import list_of, only_drive, unknown_drive
 from meshfusion.dpu.running_drives import RunningDrives
 from meshfusion.jbof.drives.life_words import Admit, Checked, Drain
 from meshfusion.jbof.errors import ConfigError, MediaError, PoolBusyError, ServiceUnavailableError, UnsupportedError
@@ -102,6 +102,8 @@ class ServedDriveAdmin:
                 drive = listed.find(number)
                 if drive is None or not is_known:
                     raise unknown_drive(layout, listed, number)
+                if not request.is_ended and listed.only is not None:
+                    raise only_drive(layout)
                 changed = replace(drive, is_draining=not request.is_ended)
                 if changed != drive:
                     write_drive_list(layout.directory, listed.with_drive(changed))
@@ -173,7 +175,8 @@ class ServedDriveAdmin:
             self._drives.is_leaving(number, is_so=True)
         while True:
             with self._mutex:
-                is_free = not self._drives.is_pinned(number) and self._drives.store.holders.all_current()
+                is_unused = not self._drives.is_pinned(number) and number not in self._drives.late
+                is_free = is_unused and self._drives.store.holders.all_current()
                 if is_free:
                     return
                 if time.monotonic() >= end_s or self._is_closed:
@@ -181,8 +184,8 @@ class ServedDriveAdmin:
                     break
             time.sleep(_BETWEEN_LOOKS_S)
         raise PoolBusyError(
-            f"engines still read from drive {number} or may write to it",
-            next_step="drain it first, or try again: their loads and saves end, and what is silent is cut off",
+            f"engines still read from drive {number} or may write to it, or it has not answered what it was asked",
+            next_step="drain it first, or try again: loads and saves end, and what is silent is cut off or given up",
         )
 
     def _take_off(self, number: int) -> None:

@@ -1,7 +1,8 @@
-"""Which drives a pool of several has, and where: the file ``drives`` in its directory.
+"""Which drives a pool has, and where: the file ``drives`` in its directory.
 
-A pool of one drive has none. JSON, for people to read; each drive's label says the same of its number and UUIDs, and is
-believed rather than the path.
+Pools of one drive that were made by earlier versions have none. JSON, for people to read; each drive's label says the
+same of its number and UUIDs, and is believed rather than the path. Where drive 0 is the only one, its place is that of
+the pool's data, so that a directory that was moved, or copied, has its own.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from meshfusion.dpu.pool_place import sync_directory
+from meshfusion.dpu.pool_dir import PoolLayout
+from meshfusion.dpu.pool_place import DRIVE_LIST, NEW_DRIVE_LIST, sync_directory
 from meshfusion.jbof.errors import FormatError, MediaError
 from meshfusion.jbof.pool_addresses import MAX_DRIVE_NUMBER
 
-DRIVE_LIST: Final = "drives"
 _VERSION: Final = 1
 _MAX_BYTES: Final = 1 << 20
 
@@ -25,7 +26,8 @@ _MAX_BYTES: Final = 1 << 20
 class ListedDrive:
     """``uuid``: the drive's, in hexadecimal. ``is_draining``: nothing new is written to it. ``is_unindexed``: the index
     was made anew while it was away. Until that is done again with it, it is not used: segments that the index does not
-    know would count as never used, and generations would come again."""
+    know would count as never used, and generations would come again. ``name``: as its label has it, in most cases its
+    serial; empty where it has none, or an earlier version has listed it."""
 
     number: int
     path: Path
@@ -33,6 +35,7 @@ class ListedDrive:
     segment_count: int
     is_draining: bool = False
     is_unindexed: bool = False
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,11 @@ class DriveList:
     def capacity_bytes(self) -> int:
         return self.segment_bytes * sum(drive.segment_count for drive in self.drives)
 
+    @property
+    def only(self) -> ListedDrive | None:
+        """The pool's only drive; None: it has several."""
+        return self.drives[0] if len(self.drives) == 1 else None
+
     def find(self, number: int) -> ListedDrive | None:
         return next((drive for drive in self.drives if drive.number == number), None)
 
@@ -63,7 +71,8 @@ class DriveList:
 
 
 def read_drive_list(directory: Path) -> DriveList | None:
-    """None: there is none. Raises FormatError for one that is damaged, and MediaError."""
+    """None: there is none. Raises FormatError for one that is damaged, or a pointer to the data that is, and
+    MediaError."""
     file = directory / DRIVE_LIST
     try:
         with file.open("rb") as opened:
@@ -73,17 +82,20 @@ def read_drive_list(directory: Path) -> DriveList | None:
     except OSError as error:
         raise MediaError(f"{file} cannot be read: {error.strerror}", next_step="check its permissions") from error
     try:
-        return _decoded(json.loads(raw))
+        listed = _decoded(json.loads(raw))
     except (ValueError, KeyError, TypeError) as error:
         raise FormatError(
             f"{file} is damaged: {error!r}",
             next_step="correct it (each drive's number, path, uuid, segment_count), or create the pool anew",
         ) from error
+    if listed.only is not None and listed.only.number == 0:
+        return listed.with_drive(replace(listed.only, path=PoolLayout(directory).data.absolute()))
+    return listed
 
 
 def write_drive_list(directory: Path, drives: DriveList) -> None:
     """Durably, and all at once. Raises MediaError."""
-    file, new = directory / DRIVE_LIST, directory / f".{DRIVE_LIST}.new"
+    file, new = directory / DRIVE_LIST, directory / NEW_DRIVE_LIST
     content = {
         "version": _VERSION,
         "pool_uuid": drives.pool_uuid,
@@ -97,6 +109,7 @@ def write_drive_list(directory: Path, drives: DriveList) -> None:
                 "segment_count": drive.segment_count,
                 "is_draining": drive.is_draining,
                 "is_unindexed": drive.is_unindexed,
+                "name": drive.name,
             }
             for drive in drives.drives
         ],
@@ -122,7 +135,8 @@ def _decoded(content: Any) -> DriveList:
             bytes.fromhex(drive["uuid"]).hex(),
             int(drive["segment_count"]),
             bool(drive["is_draining"]),
-            bool(drive.get("is_unindexed", False)),  # lists of before do not have it
+            bool(drive.get("is_unindexed", False)),  # lists of before do not have it, nor the name
+            str(drive.get("name", "")),
         )
         for drive in content["drives"]
     )

@@ -51,6 +51,7 @@ class _Drive:
     life: Life
     is_known_to_all: bool = True
     was_writable: bool = True
+    hangs: bool = False
     latencies_s: list[float] = field(default_factory=list)
     empty_by_s: float = math.inf
 
@@ -111,6 +112,10 @@ class DriveLives:
         for drive in self._drives.values():
             drive.is_known_to_all = True
 
+    def hangs(self, number: int, *, is_so: bool) -> None:
+        """A command of ours is not answered: until it is, nothing is written there."""
+        self._drives[number].hangs = is_so
+
     @property
     def waits_for_engines(self) -> bool:
         return any(not drive.is_known_to_all for drive in self._drives.values())
@@ -156,11 +161,12 @@ class DriveLives:
     def use(self, number: int) -> Use:
         drive = self._drives[number]
         state, life = drive.life.state, drive.life
-        elsewhere = any(other.life.state.may_write for key, other in self._drives.items() if key != number)
+        others = (other for key, other in self._drives.items() if key != number)
+        elsewhere = any(other.life.state.may_write and not other.hangs for other in others)
         # Where there is no other it is tried on: that shows when it works again, and why nothing is saved until then.
         is_tried = drive.was_writable and not elsewhere and not life.wants_drain
         may_write = state.may_write or (is_tried and state in (State.READ_ONLY, State.FAILING))
-        takes_segments = may_write and drive.is_known_to_all
+        takes_segments = may_write and drive.is_known_to_all and not drive.hangs
         return Use(takes_segments, state.may_read, life.is_draining and (life.wants_drain or elsewhere))
 
     def to_empty_now(self, now_s: float, number: int, left: int, interval_s: float) -> int:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from meshfusion.dpu.drive_answers import HangingDriveError
 from meshfusion.jbof.drives.identity import DriveIdentity, inode_identity, label_identity
 from meshfusion.jbof.drives.life_words import Fault
 from meshfusion.jbof.drives.system.block_errors import RESERVATION_CONFLICT
@@ -56,6 +57,8 @@ class Sighting:
 
 def fault_of(error: MediaError) -> Fault:
     """What a failed command says of its drive."""
+    if isinstance(error, HangingDriveError):
+        return Fault.TIMEOUT
     if not isinstance(error, DataFileError):
         return Fault.MEDIA
     return _FAULTS_OF_ERRNO.get(error.errno) or _FAULTS.get(error.fault, Fault.MEDIA)

@@ -14,7 +14,7 @@ import logging
 import os
 import secrets
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
@@ -119,9 +119,13 @@ class DriveOwners:
                 ownership.carry_out(steps, owned.drive.reservations, owned.drive.records)
         self._forget(number)
 
-    def close(self) -> None:
-        """End in order: everything is durable, and nobody writes any more. The reservations stay."""
+    def close(self, late: Collection[int] = ()) -> None:
+        """End in order: everything is durable, and nobody writes any more. The reservations stay. ``late``: drives of
+        which that is not known, and that would not answer."""
         for number, owned in list(self._owned.items()):
+            if number in late:
+                logger.warning("drive %d does not know that this service has ended: it does not answer", number)
+                continue
             try:
                 steps = ownership.close(owned.ownership)
                 ownership.carry_out(steps, owned.drive.reservations, owned.drive.records)

@@ -19,7 +19,7 @@ from meshfusion.dpu.drive_health import ReadHealth, domain_of
 from meshfusion.dpu.drive_look import Sighting, look_at
 from meshfusion.dpu.drive_return import take_back
 from meshfusion.dpu.index import Index
-from meshfusion.dpu.running_drives import RunningDrives, Sought
+from meshfusion.dpu.running_drives import NO_ANSWER, RunningDrives, Sought
 from meshfusion.dpu.store.steps import Step
 from meshfusion.jbof.drives.identity import label_identity
 from meshfusion.jbof.drives.life_words import (
@@ -184,7 +184,7 @@ class DrivesKeeper:
             for number, look in self._looks.items():
                 if now_s - look.reported_s >= drives.options.look_deadline_s and number in drives.lives.numbers:
                     look.reported_s = now_s
-                    drives.saw(now_s, number, CommandFailed(Fault.TIMEOUT), "it does not answer")
+                    drives.saw(now_s, number, CommandFailed(Fault.TIMEOUT), NO_ANSWER)
             for number in drives.lives.numbers:
                 drives.saw(now_s, number, Tick())
             if now_s >= self._window_ends_s:
@@ -208,10 +208,7 @@ class DrivesKeeper:
                     take_back(sought, self._drives, self._index, self._mutex)
                 except MeshFusionError as error:
                     with self._mutex:
-                        is_news = self._drives.problems.get(sought.number) != error.message
-                        self._drives.problems[sought.number] = error.message
-                    if is_news:
-                        logger.error("drive %d is back and not used: %s", sought.number, error)
+                        self._drives.is_refused(self._clock(), sought.number, error)
                     continue
                 with self._mutex:
                     self._drives.saw(self._clock(), sought.number, Checked())

@@ -11,11 +11,11 @@ import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from meshfusion.dpu.drive_list import ListedDrive, read_drive_list, write_drive_list
+from meshfusion.dpu.drive_list import DriveList, read_drive_list, write_drive_list
 from meshfusion.dpu.index_files import create_index
 from meshfusion.dpu.owner_lock import OwnerLock, lock_data
 from meshfusion.dpu.pool_dir import PoolLayout, geometry_of, read_label_at, write_new_label
-from meshfusion.dpu.pool_drives import PoolDrives, find_drives, list_of_one
+from meshfusion.dpu.pool_drives import PoolDrives, find_drives, list_of_one, listed_drive
 from meshfusion.dpu.pool_place import CREATING, DATA_POINTER, building, check_free, sync_directory
 from meshfusion.dpu.pool_sizes import size_problems, usual_segment_bytes
 from meshfusion.jbof.errors import ConfigError, FormatError, MediaError, MeshFusionError, UnsupportedError
@@ -151,7 +151,7 @@ def add_listed_drive(
         write_new_label(data, label)
         write_drive_list(
             layout.directory,
-            listed.with_drive(ListedDrive(number, data, label.drive_uuid.hex(), label.segment_count)),
+            listed.with_drive(listed_drive(label, data)),
         )
     return label
 
@@ -261,6 +261,10 @@ def _build(
         create_index(index, str(uuid.UUID(bytes=label.pool_uuid)), geometry_of(label).capacity_bytes)
         sync_directory(index)
         write_new_label(layout.data, label)
+        listed = (listed_drive(label, layout.data),)
+        pool_uuid = str(uuid.UUID(bytes=label.pool_uuid))
+        segment_bytes = label.segment_lba_count * label.lba_bytes
+        write_drive_list(layout.directory, DriveList(pool_uuid, segment_bytes, label.drive_number + 1, listed))
         sync_directory(layout.directory)
         index.rename(layout.index)
         sync_directory(layout.directory)

@@ -10,9 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from meshfusion.dpu.drive_list import DRIVE_LIST
 from meshfusion.dpu.pool_place import (
     DATA_POINTER,
+    DRIVE_LIST,
     check_not_in_progress,
     is_free,
     sync_directory,
@@ -87,15 +87,18 @@ def read_label_copies(layout: PoolLayout) -> tuple[Label, tuple[str, ...]]:
 
 def read_data_label(layout: PoolLayout) -> tuple[Label, tuple[str, ...], int]:
     """The same of a pool whose index may be gone, and the size of its data in bytes."""
-    if not layout.data.exists():
-        outside = layout.data.parent != layout.directory
-        raise FormatError(
-            f"the pool's data {layout.data} is missing",
-            next_step=f"{'attach the device' if outside else 'put the file back'}; if it is gone for good, "
-            + recreate_step(layout),
-        )
-    label, problems, size_bytes = _read_copies(layout.data, partial(recreate_step, layout))
-    _check_drive(layout.data, label, size_bytes, partial(recreate_step, layout))
+    return read_only_label(layout, layout.data, DATA_POINTER, "the pool's data")
+
+
+def read_only_label(layout: PoolLayout, data: Path, listed_in: str, what: str) -> tuple[Label, tuple[str, ...], int]:
+    """The same of a pool's only drive, which is ``what`` and at ``data``, as the file ``listed_in`` of its directory
+    says."""
+    if not data.exists():
+        step = step_without(layout, data, listed_in)
+        raise FormatError(f"{what} is away: {data} is missing", next_step=step)
+    next_step = partial(recreate_step, layout, data)
+    label, problems, size_bytes = _read_copies(data, next_step)
+    _check_drive(data, label, size_bytes, next_step)
     return label, problems, size_bytes
 
 
@@ -108,11 +111,24 @@ def read_label_at(path: Path, next_step: str) -> tuple[Label, tuple[str, ...]]:
     return label, problems
 
 
-def recreate_step(layout: PoolLayout, *, size_bytes: int = 4 << 30) -> str:
-    """The commands that make the pool anew, empty, as one sentence."""
-    path, data = shlex.quote(str(layout.directory)), shlex.quote(str(layout.data))
+def step_without(layout: PoolLayout, data: Path, listed_in: str, back: str = "plug it in again") -> str:
+    """What to do where a pool's only drive is not at ``data``: what it holds may well be had again. ``back``: how, for
+    one that is not a file of the pool's directory."""
+    if data.parent == layout.directory:
+        return f"put the file back; only if it is lost for good, {recreate_step(layout, data)}"
+    path = shlex.quote(str(layout.directory))
+    return (
+        f"{back}, or correct its path in {layout.directory / listed_in}; only if it is lost for good, remove the "
+        f"pool's directory and create it anew on another drive: rm -r {path}, then mfctl pool create {path} --size "
+        f"SIZE --data-path DEVICE; {_ONLY_CACHED}"
+    )
+
+
+def recreate_step(layout: PoolLayout, data_path: Path, *, size_bytes: int = 4 << 30) -> str:
+    """The commands that make the pool anew, empty, with its data at ``data_path``, as one sentence."""
+    path, data = shlex.quote(str(layout.directory)), shlex.quote(str(data_path))
     create = f"mfctl pool create {path} --size {format_size(size_bytes)}"
-    if layout.data.parent == layout.directory:
+    if data_path.parent == layout.directory:
         return f"remove the pool's directory and create it anew: rm -r {path}, then {create}; {_ONLY_CACHED}"
     blank = f"dd if=/dev/zero of={data} bs={LBA_BYTES} count={len(LABEL_LBAS)} conv=notrunc"
     return (
@@ -246,7 +262,9 @@ __all__ = [
     "read_label",
     "read_label_at",
     "read_label_copies",
+    "read_only_label",
     "recreate_step",
+    "step_without",
     "write_label",
     "write_new_label",
 ]

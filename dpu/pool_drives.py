@@ -1,7 +1,8 @@
 """The drives of a pool: which are here, and what keeps the others away.
 
-A pool of one drive needs it. Of several, those that are here are enough to start with: what lies on the others is not
-found until they are back, and nothing is ever written to a drive whose label is not the one that was listed.
+A pool of one drive needs it: an error names it where it is away. Of several, those that are here are enough to start
+with: what lies on the others is not found until they are back, and nothing is ever written to a drive whose label is
+not the one that was listed.
 """
 
 from __future__ import annotations
@@ -13,7 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from meshfusion.dpu.drive_list import DriveList, ListedDrive, read_drive_list
-from meshfusion.dpu.pool_dir import PoolLayout, check_is_pool, geometry_of, read_data_label, read_label_at
+from meshfusion.dpu.pool_dir import (
+    PoolLayout,
+    check_is_pool,
+    geometry_of,
+    read_data_label,
+    read_label_at,
+    read_only_label,
+    step_without,
+)
+from meshfusion.dpu.pool_place import DATA_POINTER, DRIVE_LIST
 from meshfusion.jbof.errors import FormatError, MeshFusionError
 from meshfusion.jbof.label import Label
 from meshfusion.jbof.segments import SegmentGeometry
@@ -39,8 +49,15 @@ class PoolDrive:
 
 @dataclass(frozen=True, slots=True)
 class AbsentDrive:
+    """``name``: its serial, or what else it has for that; empty: not known."""
+
     number: int
     problem: MeshFusionError
+    name: str = ""
+
+    @property
+    def known_as(self) -> str:
+        return f"{self.number} ({self.name})" if self.name else str(self.number)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +115,19 @@ def list_of_one(drives: PoolDrives) -> DriveList:
     """What the list of a pool of one drive would say, if it had one."""
     (drive,) = drives.here
     label = drive.label
-    listed = ListedDrive(drive.number, drive.path.absolute(), label.drive_uuid.hex(), label.segment_count)
+    listed = listed_drive(label, drive.path)
     return DriveList(drives.pool_uuid, drive.geometry.segment_bytes, drive.number + 1, (listed,))
+
+
+def listed_drive(label: Label, path: Path) -> ListedDrive:
+    """As a pool's list has the drive of this label."""
+    return ListedDrive(
+        label.drive_number,
+        path.absolute(),
+        label.drive_uuid.hex(),
+        label.segment_count,
+        name=label.drive_name,
+    )
 
 
 def _only_drive(layout: PoolLayout) -> PoolDrives:
@@ -119,7 +147,7 @@ def _look(
         except fatal:
             raise
         except MeshFusionError as error:
-            absent.append(AbsentDrive(drive.number, error))
+            absent.append(AbsentDrive(drive.number, error, drive.name))
     if not here:
         raise absent[0].problem
     return PoolDrives(tuple(here), tuple(absent), listed.capacity_bytes)
@@ -138,9 +166,15 @@ def _usable(layout: PoolLayout, listed: DriveList, drive: ListedDrive) -> PoolDr
 
 
 def _found(layout: PoolLayout, listed: DriveList, drive: ListedDrive) -> PoolDrive:
-    remove = f"mfctl jbof remove {shlex.quote(str(layout.directory))} {drive.number}"
-    step = f"attach it, or give it up with what it holds: {remove}"
-    label, problems = read_label_at(drive.path, step)
+    if listed.only is None:
+        remove = f"mfctl jbof remove {shlex.quote(str(layout.directory))} {drive.number}"
+        step = f"attach it, or give it up with what it holds: {remove}"
+        label, problems = read_label_at(drive.path, step)
+    else:
+        listed_in = DRIVE_LIST if drive.number else DATA_POINTER
+        step = step_without(layout, drive.path, listed_in, "put the pool's own drive in its place")
+        what = f"the pool's only drive, {drive.number} ({drive.name or drive.uuid}),"
+        label, problems, _ = read_only_label(layout, drive.path, listed_in, what)
     expected = (uuid.UUID(listed.pool_uuid).bytes, bytes.fromhex(drive.uuid), drive.number)
     if label.pool_uuid != expected[0]:
         raise WrongDriveError(f"{drive.path} belongs to the pool {uuid.UUID(bytes=label.pool_uuid)}", next_step=step)

@@ -12,8 +12,10 @@ from pathlib import Path
 from meshfusion.jbof.errors import FormatError, PoolBusyError
 
 DATA_POINTER = "data.path"  # present when the data lies outside the pool directory (a block device)
+DRIVE_LIST = "drives"
+NEW_DRIVE_LIST = ".drives.new"  # until it is whole
 CREATING = ".creating"  # the creator's lock and the index to be; present only while a pool is being made
-_PARTS = ("data", DATA_POINTER, "holders")  # made before the index
+_PARTS = ("data", DATA_POINTER, "holders", DRIVE_LIST, NEW_DRIVE_LIST)  # made before the index
 
 
 def is_free(path: Path) -> bool:

@@ -112,7 +112,7 @@ def _opened(drives: PoolDrives, stack: contextlib.ExitStack) -> tuple[PoolDrives
             if medium.is_writable:
                 medium.flush()  # what is found now shall still be there after a power cut
         except MediaError as error:
-            failed.append(AbsentDrive(drive.number, error))
+            failed.append(AbsentDrive(drive.number, error, drive.label.drive_name))
         else:
             media[drive.number] = medium
     if not media:

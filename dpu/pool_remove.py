@@ -31,6 +31,8 @@ def set_draining(path: Path, number: int, *, is_draining: bool) -> None:
         drive = listed.find(number)
         if drive is None:
             raise unknown_drive(layout, listed, number)
+        if is_draining and listed.only is not None:
+            raise only_drive(layout)
         write_drive_list(layout.directory, listed.with_drive(replace(drive, is_draining=is_draining)))
     finally:
         owner.release()
@@ -74,10 +76,14 @@ def remove_drive(path: Path, number: int) -> int:
 def list_of(layout: PoolLayout) -> DriveList:
     listed = read_drive_list(layout.directory)
     if listed is None:
-        raise ConfigError(
-            f"{layout.directory} has one drive", next_step=f"add another first: mfctl jbof add {layout.directory}"
-        )
+        raise only_drive(layout)
     return listed
+
+
+def only_drive(layout: PoolLayout) -> ConfigError:
+    """Who is asked to go without it."""
+    path = shlex.quote(str(layout.directory))
+    return ConfigError(f"{layout.directory} has one drive", next_step=f"add another first: mfctl jbof add {path}")
 
 
 def unknown_drive(layout: PoolLayout, listed: DriveList, number: int) -> ConfigError:

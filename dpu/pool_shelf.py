@@ -42,7 +42,7 @@ class OpenDrives:
         """All drives that are here. One of several that cannot be opened is left out, and that is told; raises
         :class:`~meshfusion.jbof.media.faults.DataFileError` when none can."""
         for drive in found.absent:
-            logger.error("drive %d is away, and what it holds is not found: %s", drive.number, drive.problem)
+            logger.error("drive %s is away, and what it holds is not found: %s", drive.known_as, drive.problem)
         drives: list[OpenDrive] = []
         errors: list[MediaError] = []
         for here in found.here:

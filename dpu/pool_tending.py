@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import enum
+import threading
 from collections.abc import Iterable
 from typing import Final
 
+from meshfusion.dpu.index import Index
 from meshfusion.dpu.store.curator import Curator, WritesEverything
 from meshfusion.dpu.store.learning_curator import LearningCurator
 from meshfusion.dpu.store.segments import Segments
+from meshfusion.dpu.store.store import Store
 from meshfusion.jbof.policy.density_policy import DensityPolicy, PolicySettings
+from meshfusion.jbof.pool_addresses import drive_of_segment
 from meshfusion.jbof.segments import SegmentRecord
+from meshfusion.jbof.shelf import Shelf
 
 _USUAL_CHUNK_BYTES: Final = 1 << 20
 _MOST_CHUNKS: Final = 1 << 23
@@ -36,9 +41,36 @@ def make_curator(policy: Policy, segments: Segments) -> Curator:
             return WritesEverything()
 
 
-def unadopted(records: Iterable[SegmentRecord]) -> list[SegmentRecord]:
-    """Segments whose chunks a new life of the service has to tell its curator of; the last one first."""
-    return sorted((record for record in records if record.opened_seq), key=lambda record: -record.opened_seq)
+class Adoption:
+    """Segments whose chunks a new life of the service has to tell its curator of, some at a time; those that were
+    opened first come first. Those of a drive that is away wait for it. ``mutex``: the pool's."""
+
+    def __init__(
+        self, records: Iterable[SegmentRecord], store: Store, shelf: Shelf, index: Index, mutex: threading.Lock
+    ) -> None:
+        self._store, self._shelf, self._index, self._mutex = store, shelf, index, mutex
+        opened = (record for record in records if record.opened_seq)
+        self._left = sorted(opened, key=lambda record: -record.opened_seq)
+        self._waiting: dict[int, list[SegmentRecord]] = {}  # by the number of their drive
+
+    def go_on(self, now_s: float) -> None:
+        """About :data:`ADOPTED_CHUNKS` more. Lookups come in between: not under the mutex."""
+        with self._mutex:
+            back = [number for number in self._waiting if self._shelf.is_offered(number)]
+        for number in back:
+            self._left += self._waiting.pop(number)
+        adopted = 0
+        while self._left and adopted < ADOPTED_CHUNKS:
+            record = self._left.pop()
+            chunks = self._index.chunks_in(record) or ()
+            adopted += len(chunks) + ADOPTED_CHUNKS // 64  # an empty one takes its time, too
+            number = drive_of_segment(record.segment)
+            with self._mutex:
+                is_here = self._shelf.is_offered(number)
+                if is_here:
+                    self._store.adopt(now_s, record, chunks)
+            if not is_here:
+                self._waiting.setdefault(number, []).append(record)
 
 
 def _settings(segments: Segments) -> PolicySettings:

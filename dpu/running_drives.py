@@ -10,12 +10,14 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from meshfusion.dpu.api import types as api
 from meshfusion.dpu.api.drive_types import DriveStatus
 from meshfusion.dpu.budgets import Budgets
+from meshfusion.dpu.drive_answers import AnsweringMedium, DriveAnswers, HangingDriveError
 from meshfusion.dpu.drive_list import ListedDrive
 from meshfusion.dpu.drive_lives import DriveLives, Told
 from meshfusion.dpu.drive_look import fault_of
@@ -29,8 +31,16 @@ from meshfusion.dpu.store.store import Store
 from meshfusion.jbof.drives.health import Health
 from meshfusion.jbof.drives.identity import label_identity
 from meshfusion.jbof.drives.life import LifeLimits
-from meshfusion.jbof.drives.life_words import CommandFailed, Event, HealthRead, State, Written
-from meshfusion.jbof.errors import MediaError
+from meshfusion.jbof.drives.life_words import (
+    Checked,
+    CheckFailed,
+    CommandFailed,
+    Event,
+    HealthRead,
+    State,
+    Written,
+)
+from meshfusion.jbof.errors import MediaError, MeshFusionError
 from meshfusion.jbof.pool_addresses import drive_of_segment, namespace_of
 from meshfusion.jbof.segment_geometry import SegmentGeometry
 from meshfusion.jbof.segments import SegmentRecord, SegmentTable
@@ -40,6 +50,7 @@ from meshfusion.jbof.wear.rate import WriteRate
 logger = logging.getLogger("meshfusion.drives")
 
 
+NO_ANSWER: Final = "it does not answer"
 MOST_SUSPECTS: Final = 256  # blocks of a drive: while it hangs there are no looks, and engines go on telling
 
 
@@ -47,7 +58,8 @@ MOST_SUSPECTS: Final = 256  # blocks of a drive: while it hangs there are no loo
 class DriveOptions:
     """``check_interval_s``: how often each drive is looked at. ``probation_s``: how long one that came back must stay
     before it is used. ``drain_s``: in so long a drive is emptied. ``window_s``: latencies of so long are compared.
-    ``look_deadline_s``: a look that takes longer is a command that failed."""
+    ``look_deadline_s``: a look that takes longer is a command that failed. ``answer_deadline_s``: a drive that leaves a
+    write of the service's own unanswered for so long is written to only when it has answered."""
 
     check_interval_s: float = 5.0
     probation_s: float = 30.0
@@ -55,6 +67,7 @@ class DriveOptions:
     window_s: float = 30.0
     health_interval_s: float = 60.0
     look_deadline_s: float = 10.0
+    answer_deadline_s: float = 10.0
 
     @property
     def limits(self) -> LifeLimits:
@@ -96,12 +109,14 @@ class RunningDrives:
         self._budgets = budgets
         self.lives = DriveLives(options.limits, drain_s=options.drain_s)
         self.version = 0  # of the ways in which drives are reached
-        self.problems: dict[int, str] = {}  # what was found wrong last
+        self.problems: dict[int, str] = {}  # what was found wrong last; what was is forgotten when a drive comes back
+        self._refusals: dict[int, str] = {}  # why the last check of a drive that is back failed, as it was told
         self.suspects: dict[int, set[int]] = {}  # blocks that an engine could not read, by drive
         self._mutex = mutex
         self._clock = clock
         self._open = {one.drive.number: one for one in opened.drives}
         self._paths = {one.drive.number: (one.drive.path, one.drive.label.drive_uuid) for one in opened.drives}
+        self._names: dict[int, str] = {}  # of those that are not here
         self._health: dict[int, Health] = {}
         self._rates: dict[int, WriteRate] = {}
         self._months_left: dict[int, float | None] = {}
@@ -124,8 +139,12 @@ class RunningDrives:
                     self._unindexed.add(drive.number)
                     self.problems[drive.number] = "the index was made anew without it: mfctl pool rebuild-index"
                 self._paths[drive.number] = (drive.path, bytes.fromhex(drive.uuid))
+                self._names[drive.number] = drive.name
                 identity = label_identity(bytes.fromhex(drive.uuid))
                 self.lives.begin(drive.number, identity, is_here=False, is_draining=drive.is_draining)
+        self._answers: dict[int, DriveAnswers] = {}
+        for one in opened.drives:
+            medium.put(one.drive.number, self.media_of(one.drive, one.file))
         medium.report_to(self._command_failed, self._command_worked)
 
     # ---- for the pool --------------------------------------------------------------------------------------------
@@ -192,6 +211,11 @@ class RunningDrives:
         }
         return tuple((name, count) for name, count in counts.items() if count)
 
+    @property
+    def late(self) -> frozenset[int]:
+        """Drives that have not answered a command of ours. What it was may happen yet."""
+        return frozenset(number for number, answers in self._answers.items() if answers.is_late)
+
     def close(self) -> None:
         for one in self._open.values():
             one.file.close()
@@ -223,11 +247,20 @@ class RunningDrives:
     def saw(self, now_s: float, number: int, event: Event, problem: str = "") -> Told:
         """And what follows for how the drive is used."""
         told = self.lives.saw(now_s, number, event)
+        if told.is_to_be_checked or isinstance(event, Checked):
+            self.problems.pop(number, None)
         if problem:
             self.problems[number] = problem
         self.heed(number, told)
         self.apply()
         return told
+
+    def is_refused(self, now_s: float, number: int, error: MeshFusionError) -> None:
+        """A drive that is back and not used, for this. It is asked again and again, and told once."""
+        told = self.saw(now_s, number, CheckFailed(), error.message)
+        if not told.alarms and self._refusals.get(number) != error.message:
+            logger.error("drive %d is still not used: %s", number, error)
+        self._refusals[number] = error.message
 
     def heed(self, number: int, told: Told) -> None:
         for alarm in told.alarms:
@@ -245,6 +278,8 @@ class RunningDrives:
 
     def apply(self) -> None:
         """Drives are used as their lives say."""
+        for number in self.lives.numbers & self._answers.keys():
+            self.lives.hangs(number, is_so=self._answers[number].is_late)
         for number in self.shelf.numbers:
             was_offered = self.shelf.is_offered(number)
             is_offered = self.lives.use(number).is_offered and number not in self._leaving
@@ -278,7 +313,11 @@ class RunningDrives:
         with self._mutex:
             if number not in self.lives.numbers:
                 return
-            self.saw(self._clock(), number, CommandFailed(fault_of(error)), error.message)
+            if isinstance(error, HangingDriveError) and not error.is_news:
+                self.apply()  # nothing was asked of it: it has failed once
+            else:
+                problem = NO_ANSWER if isinstance(error, HangingDriveError) else error.message
+                self.saw(self._clock(), number, CommandFailed(fault_of(error)), problem)
             others = (other for other in self.shelf.numbers if other != number)
             self._moved_away |= any(self.lives.use(other).takes_segments for other in others)
 
@@ -288,10 +327,33 @@ class RunningDrives:
             if number in self.lives.numbers:
                 self.saw(self._clock(), number, Written())
 
+    def _answers_again(self, number: int) -> None:
+        """On a thread of its own: not under the mutex."""
+        logger.warning("drive %d answers again", number)
+        with self._mutex:
+            if number not in self.lives.numbers:
+                return
+            if self.lives.news(number).state is State.ONLINE:
+                self.problems.pop(number, None)
+            self.apply()
+
     # ---- drives come, are exchanged, and leave -------------------------------------------------------------------
 
     def media_of(self, drive: PoolDrive, file: FileMedium) -> PoolMedium:
-        return PoolMedium(file, drive.label, drive.geometry, self.epoch)
+        """For the service's own writes."""
+        medium = AnsweringMedium(file, self._answers_of(drive.number))
+        return PoolMedium(medium, drive.label, drive.geometry, self.epoch)
+
+    def check_answers(self, number: int) -> None:
+        """Raises :class:`~meshfusion.dpu.drive_answers.HangingDriveError` where something may happen yet."""
+        self._answers_of(number).check()
+
+    def _answers_of(self, number: int) -> DriveAnswers:
+        """The same one for all lives of a drive, and files that it is reached by."""
+        if number not in self._answers:
+            again = partial(self._answers_again, number)
+            self._answers[number] = DriveAnswers(number, self.options.answer_deadline_s, again)
+        return self._answers[number]
 
     def came(self, one: OpenDrive, records: Iterable[SegmentRecord]) -> FileMedium | None:
         """It is owned, open, and the medium has it. ``records``: those of the drive in the index. Returns the file that
@@ -332,6 +394,9 @@ class RunningDrives:
         for known in (self._health, self._rates, self._months_left):
             known.pop(number, None)
         self.problems.pop(number, None)
+        self._refusals.pop(number, None)
+        self._names.pop(number, None)
+        self._answers.pop(number, None)
         self.suspects.pop(number, None)
         self.version += 1
         one = self._open.pop(number, None)
@@ -345,7 +410,7 @@ class RunningDrives:
             state=news.state.value,
             reasons=news.reasons,
             path=str(path),
-            serial=one.drive.label.drive_name if one else "",
+            serial=one.drive.label.drive_name if one else self._names.get(number, ""),
             segment_count=one.drive.label.segment_count if one else 0,
             size_bytes=one.drive.geometry.capacity_bytes if one else 0,
             percentage_used=health.percentage_used if health else -1,

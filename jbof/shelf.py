@@ -94,7 +94,9 @@ class Shelf:
         self._drives[number] = replace(self._drives[number], wear=wear, domain=domain)
 
     def is_offered(self, number: int) -> bool:
-        return self._drives[number].is_offered
+        """One that is not on the shelf is not."""
+        drive = self._drives.get(number)
+        return drive is not None and drive.is_offered
 
     def is_pinned(self, number: int) -> bool:
         """Is there a reader, a writer, or something of ours under way on it?"""

@@ -55,12 +55,9 @@ class Holders(Protocol):
 class ExportKeeper:
     """Owns ``target``, which it uses on one thread of its own, from :meth:`start` to :meth:`close`."""
 
-    def __init__(
-        self, target: FencingTarget, plan: ExportPlan, holders: Holders, *, period_s: float = PERIOD_S
-    ) -> None:
+    def __init__(self, target: FencingTarget, plan: ExportPlan, *, period_s: float = PERIOD_S) -> None:
         self._target = target
         self._plan = plan
-        self._holders = holders
         self._period_s = period_s
         self._change = threading.Condition()
         self._rounds_wanted = 0
@@ -69,9 +66,12 @@ class ExportKeeper:
         self._problem = "the target was not asked yet"
         self._cut_off_since_s: dict[str, float] = {}  # when it began, or was last told of
         self._is_closing = False
-        self._thread = threading.Thread(target=self._loop, name="meshfusion-export", daemon=True)
+        self._thread: threading.Thread | None = None
 
-    def start(self) -> None:
+    def start(self, holders: Holders) -> None:
+        """Serve these, and cut them off."""
+        assert self._thread is None, "started twice"
+        self._thread = threading.Thread(target=self._loop, args=(holders,), name="meshfusion-export", daemon=True)
         self._thread.start()
 
     @property
@@ -148,19 +148,20 @@ class ExportKeeper:
         with self._change:
             self._is_closing = True
             self._change.notify_all()
-        if self._thread.is_alive():
-            self._thread.join(deadline_s)
+        if self._thread is None:
+            return True
+        self._thread.join(deadline_s)
         return not self._thread.is_alive()
 
     # ---- on the thread -------------------------------------------------------------------------------------------
 
-    def _loop(self) -> None:
+    def _loop(self, holders: Holders) -> None:
         while True:
             with self._change:
                 if self._is_closing:
                     return
                 wanted = self._rounds_wanted
-            served, problem = self._round()
+            served, problem = self._round(holders)
             with self._change:
                 self._served, self._problem = served, problem
                 self._rounds_done += 1
@@ -170,10 +171,10 @@ class ExportKeeper:
     def _wait_for_change(self, rounds_wanted: int) -> None:
         self._change.wait_for(lambda: self._is_closing or self._rounds_wanted > rounds_wanted, self._period_s)
 
-    def _round(self) -> tuple[frozenset[str], str]:
+    def _round(self, holders: Holders) -> tuple[frozenset[str], str]:
         """Who is served now, and what is wrong. Never raises: the next round tries again."""
         try:
-            return self._make_so()
+            return self._make_so(holders)
         except MeshFusionError as error:
             problem = error.message
         except Exception as error:  # a bug must not end the thread that fences
@@ -182,15 +183,15 @@ class ExportKeeper:
         self._tell(problem)
         return frozenset(), problem
 
-    def _make_so(self) -> tuple[frozenset[str], str]:
-        wanted = self._holders.holders_to_serve()
+    def _make_so(self, holders: Holders) -> tuple[frozenset[str], str]:
+        wanted = holders.holders_to_serve()
         desired = self._plan.export(wanted)
         report = self._target.desire(desired)
         problem = "; ".join(report.reasons)
-        for incarnation in self._holders.holders_to_cut_off():
+        for incarnation in holders.holders_to_cut_off():
             if self._is_closing:
                 break
-            self._cut_off(incarnation, report.unreachable)
+            self._cut_off(incarnation, report.unreachable, holders)
         self._tell(problem)
         if report.unreachable is not None:
             return frozenset(), problem
@@ -200,14 +201,14 @@ class ExportKeeper:
             return frozenset(), error.message
         return frozenset(i for i in wanted if self._plan.is_served(actual, i)), problem
 
-    def _cut_off(self, incarnation: str, unreachable: ExportError | None) -> None:
+    def _cut_off(self, incarnation: str, unreachable: ExportError | None, holders: Holders) -> None:
         """``unreachable``: why there is no use in asking the target, which may take long not to answer."""
         now_s, host_nqn = time.monotonic(), self._plan.host_nqn(incarnation)
         verdict: Fence = NotYet(unreachable.message) if unreachable else self._target.fence(host_nqn)
         if verdict == Confirmed():
             self._cut_off_since_s.pop(incarnation, None)
             logger.info("holder %s is cut off: its access is gone and its requests are done", incarnation)
-            self._holders.holder_is_cut_off(incarnation)
+            holders.holder_is_cut_off(incarnation)
             return
         since_s = self._cut_off_since_s.setdefault(incarnation, now_s)
         if now_s - since_s >= ALARM_S:

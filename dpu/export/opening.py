@@ -11,7 +11,7 @@ from typing import Any
 from meshfusion.dpu.config_exports import ExportsConfig, SpdkConfig, parse_portal
 from meshfusion.dpu.export.desired import Export, Listener
 from meshfusion.dpu.export.errors import StepRefusedError
-from meshfusion.dpu.export.keeper import ExportKeeper, FencingTarget, Holders
+from meshfusion.dpu.export.keeper import ExportKeeper, FencingTarget
 from meshfusion.dpu.export.keys import HostKeys
 from meshfusion.dpu.export.plan import ExportPlan, TargetKind, nqn_prefix_of
 from meshfusion.dpu.pool_dir import PoolLayout
@@ -22,7 +22,7 @@ from meshfusion.jbof.format import LBA_BYTES
 _EXISTS = -17  # bdev_aio_create answers with the negative errno: EEXIST
 
 
-def keeper_of(config: ExportsConfig, holders: Holders, pool_uuid: uuid.UUID, layout: PoolLayout) -> ExportKeeper:
+def keeper_of(config: ExportsConfig, pool_uuid: uuid.UUID, layout: PoolLayout) -> ExportKeeper:
     """Not started yet.
 
     Raises :class:`~meshfusion.dpu.export.errors.TargetUnreachableError` where this kernel has no nvmet, and
@@ -30,7 +30,7 @@ def keeper_of(config: ExportsConfig, holders: Holders, pool_uuid: uuid.UUID, lay
     """
     drives = {drive.number: drive.path.resolve() for drive in find_drives(layout).here}
     plan, target = _plan_and_target(config, pool_uuid, layout, drives)
-    return ExportKeeper(target, plan, holders)
+    return ExportKeeper(target, plan)
 
 
 def _plan_and_target(

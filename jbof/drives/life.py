@@ -23,6 +23,7 @@ from meshfusion.jbof.drives.life_words import (
     Appeared,
     Check,
     Checked,
+    CheckFailed,
     CommandFailed,
     Disappeared,
     Drain,
@@ -70,7 +71,8 @@ class Life:
     """What is known of one drive. Times are of one monotonic clock, in s; -inf: never.
 
     ``lasting``: reasons that hold until the operator admits it again. ``returns_s``, ``relapses_s``: when it came back
-    and when it became slow, within the last day. ``windows_in_a_row``: that speak against its being slow or not.
+    and when it became slow, within the last day. ``is_refused``: it was checked since it is back, and is not what it
+    should be. ``windows_in_a_row``: that speak against its being slow or not.
     """
 
     identity: DriveIdentity
@@ -78,6 +80,7 @@ class Life:
     is_removed: bool = False
     is_present: bool = True
     is_checked: bool = False
+    is_refused: bool = False
     is_replaced: bool = False
     wants_drain: bool = False
     is_empty: bool = False
@@ -108,7 +111,9 @@ class Life:
 
 
 _FAILURES: Final = frozenset({Reason.ERRORS, Reason.SPARE_LOW, Reason.UNRELIABLE, Reason.UNPROTECTED})
-_AWAY: Final = frozenset({Reason.ABSENT, Reason.UNCHECKED, Reason.PROBATION, Reason.ANOTHER_DRIVE, Reason.TAKEN})
+_AWAY: Final = frozenset(
+    {Reason.ABSENT, Reason.UNCHECKED, Reason.REFUSED, Reason.PROBATION, Reason.ANOTHER_DRIVE, Reason.TAKEN}
+)
 _NO_WRITES: Final = frozenset({Reason.WRITE_PROTECTED, Reason.NO_SPACE})
 
 
@@ -153,7 +158,7 @@ def _reasons(life: Life) -> Iterator[Reason]:
     if not life.is_present:
         yield Reason.ANOTHER_DRIVE if life.is_replaced else Reason.ABSENT
     elif not life.is_checked:
-        yield Reason.UNCHECKED
+        yield Reason.REFUSED if life.is_refused else Reason.UNCHECKED
     elif life.now_s < life.probation_until_s:
         yield Reason.PROBATION
     if life.now_s < life.no_space_until_s:
@@ -185,6 +190,8 @@ def _with_event(life: Life, event: Event) -> Life:
             return replace(life, is_present=False, is_checked=False, is_replaced=False)
         case Checked():
             return replace(life, is_checked=True) if life.is_present else life
+        case CheckFailed():
+            return replace(life, is_refused=True) if life.is_present and not life.is_checked else life
         case HealthRead(health):
             return _with_health(life, health)
         case CommandFailed(fault):
@@ -218,6 +225,7 @@ def _appeared(life: Life, identity: DriveIdentity) -> Life:
         is_present=True,
         is_replaced=False,
         is_checked=False,
+        is_refused=False,
         returns_s=returns_s,
         probation_until_s=life.now_s + wait_s,
         is_slow=False,
@@ -232,6 +240,7 @@ def _admitted(life: Life) -> Life:
         life,
         is_admitted=True,
         is_checked=life.is_checked and not was_taken,
+        is_refused=False,
         wants_drain=False,
         is_empty=False,
         lasting=frozenset(),

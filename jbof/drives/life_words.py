@@ -35,7 +35,8 @@ class Reason(enum.Enum):
     """Why a drive is not simply online; several may hold. The values are for people."""
 
     ABSENT = "it is not there"
-    UNCHECKED = "it is being checked"
+    UNCHECKED = "it is back, and waits for its check"
+    REFUSED = "it is back, and its check failed"
     PROBATION = "it came back lately, after having gone"
     ANOTHER_DRIVE = "another drive is in its place"
     TAKEN = "another service took it over"
@@ -86,6 +87,11 @@ class Checked:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckFailed:
+    """The other answer: it could not be had, or is not as it was left. It may be asked again at any time."""
+
+
+@dataclass(frozen=True, slots=True)
 class HealthRead:
     health: Health
 
@@ -130,7 +136,9 @@ class Remove:
     """The operator takes it out of the pool, for good."""
 
 
-Seen = Appeared | Disappeared | Checked | HealthRead | CommandFailed | Written | WindowEnded | Emptied | Tick
+Seen = (
+    Appeared | Disappeared | Checked | CheckFailed | HealthRead | CommandFailed | Written | WindowEnded | Emptied | Tick
+)
 Event = Seen | Admit | Drain | Remove
 
 
@@ -166,7 +174,7 @@ class StopDrain:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Become its owner and compare its label; answer with :class:`Checked`, or let it be."""
+    """Become its owner and compare its label; answer with :class:`Checked` or :class:`CheckFailed`."""
 
 
 @dataclass(frozen=True, slots=True)

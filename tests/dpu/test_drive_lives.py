@@ -91,6 +91,19 @@ def test_the_only_drive_is_tried_on_and_is_well_again_when_a_write_works(fault: 
     assert (lives.news(0).state, lives.use(0), lives.use(1)) == (State.ONLINE, WRITTEN, READ)
 
 
+def test_a_drive_that_hangs_is_read_and_takes_nothing_that_others_held() -> None:
+    lives = lives_of(2)
+    fail(lives, 0)
+    assert (lives.use(0), lives.use(1)) == (EMPTIED, WRITTEN)
+    lives.hangs(1, is_so=True)
+    assert (lives.use(0), lives.use(1)) == (WRITTEN, READ), "the failing one is tried on: no other takes segments"
+    lives.hangs(1, is_so=False)
+    assert (lives.use(0), lives.use(1)) == (EMPTIED, WRITTEN)
+    only = lives_of(1)
+    only.hangs(0, is_so=True)
+    assert only.use(0) == READ, "nor is the only one tried on: what it was asked may happen yet"
+
+
 def test_what_cannot_be_written_from_the_start_or_shall_not_is_not_tried_on() -> None:
     lives = DriveLives(LifeLimits(), drain_s=100.0)
     lives.begin(0, label_identity(bytes(16)), is_write_protected=True)

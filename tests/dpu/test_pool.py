@@ -139,7 +139,7 @@ def test_a_holder_of_an_earlier_life_is_fenced_when_its_lock_is_free(path: Path)
         dead, alive = Holder(pool), Holder(pool)
         os.close(dead.lock)
     with Pool.open(path) as pool:
-        pool._writer.wait(1, DEADLINE_S)
+        pool._transactions._writer.wait(1, DEADLINE_S)
         assert {h.holder_id: h.state for h in status(pool).holders} == {alive.id: "former"}
         with pytest.raises(StaleHolderError, match="fenced"):
             Holder(pool, dead.id)

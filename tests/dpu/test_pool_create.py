@@ -18,6 +18,7 @@ import pytest
 from meshfusion.dpu import pool_create, pool_dir
 from meshfusion.dpu.pool import Pool, create_pool, inspect_pool
 from meshfusion.dpu.pool_dir import PoolLayout
+from meshfusion.dpu.pool_drives import WrongDriveError
 from meshfusion.dpu.pool_place import is_free
 from meshfusion.dpu.pool_sizes import size_problems, usual_segment_bytes
 from meshfusion.jbof.errors import ConfigError, FormatError, MediaError, MeshFusionError, PoolBusyError
@@ -109,11 +110,17 @@ def test_a_killed_creation_is_taken_over(tmp_path: Path) -> None:
 import os, pathlib, signal, sys
 from meshfusion.dpu import pool_create
 from tests.dpu.pool_cases import make_pool
-pool_create.write_new_label = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+write = pool_create.write_drive_list
+def write_and_end(directory, drives):
+    write(directory, drives)
+    (directory / ".drives.new").touch()
+    os.kill(os.getpid(), signal.SIGKILL)
+pool_create.write_drive_list = write_and_end
 make_pool(pathlib.Path({str(tmp_path / "p")!r}))
 """
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == -signal.SIGKILL
-    assert {entry.name for entry in (tmp_path / "p").iterdir()} == {".creating", "data", "holders"}
+    left = {".creating", "data", "holders", "drives", ".drives.new"}
+    assert {entry.name for entry in (tmp_path / "p").iterdir()} == left
     assert is_free(tmp_path / "p")
     with pytest.raises(FormatError, match="is not a MeshFusion pool"):
         inspect_pool(tmp_path / "p")
@@ -218,6 +225,9 @@ def test_what_is_on_a_drive_is_overwritten_only_by_its_name(tmp_path: Path) -> N
     assert_works(tmp_path / "one")
     label = make(overwrite_serial="data")
     assert inspect_pool(tmp_path / "two").pool_uuid == str(uuid.UUID(bytes=label.pool_uuid))
+    with pytest.raises(WrongDriveError, match="belongs to the pool"):
+        Pool.open(tmp_path / "one")
+    (tmp_path / "one" / "drives").unlink()  # as it is with pools of before
     with pytest.raises(FormatError, match="belongs to pool"):
         Pool.open(tmp_path / "one")
 

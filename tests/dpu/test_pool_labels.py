@@ -102,7 +102,7 @@ def test_the_way_out_of_lost_data_elsewhere(tmp_path: Path) -> None:
     data.unlink()
     with pytest.raises(FormatError) as caught:
         inspect_pool(pool)
-    assert caught.value.next_step.startswith("attach the device; if it is gone for good, ")
+    assert caught.value.next_step.startswith(f"plug it in again, or correct its path in {pool}/data.path; only if")
 
 
 def test_two_damaged_copies_need_a_new_pool(path: Path) -> None:

@@ -55,8 +55,8 @@ def summarize(pool: Pool) -> None:
     """Now, instead of within a second."""
     with pool._mutex:
         step = pool._store.summarize(pool._clock())
-        pool._submit(step)
-    pool._wait(step, DEADLINE_S)
+        pool._transactions.submit(step)
+    pool._transactions.wait(step, DEADLINE_S)
 
 
 def broken(*_: object) -> None:
@@ -195,7 +195,7 @@ def test_a_failing_summary_stops_nothing(path: Path, pool: Pool, monkeypatch: py
         assert holder.put(0, FULL_SEGMENT_UNITS)
         assert holder.put(1, FULL_SEGMENT_UNITS)
         with monkeypatch.context() as patch:
-            patch.setattr(pool._medium, "write_summaries", broken)
+            patch.setattr(pool._parts.taken.medium, "write_summaries", broken)
             with pytest.raises(MediaError, match="EIO"):
                 summarize(pool)
         assert pool.status(deadline_s=1).saves_stopped_reason == ""

@@ -15,6 +15,7 @@ from meshfusion.dpu.api.types import ReserveOutcome
 from meshfusion.dpu.index_errors import OtherPoolError
 from meshfusion.dpu.pool import Pool, PoolOptions, check_pool, inspect_pool
 from meshfusion.dpu.pool_dir import PoolLayout, geometry_of, note_exported, read_label
+from meshfusion.dpu.pool_drives import WrongDriveError
 from meshfusion.dpu.pool_rebuild import rebuild_index
 from meshfusion.dpu.pool_repair import repair_pool
 from meshfusion.dpu.pool_tending import Policy
@@ -117,7 +118,9 @@ def test_a_damaged_index_is_replaced(path: Path) -> None:
     assert "rebuild-index" in caught.value.next_step
     rebuild_index(path)
     assert stored(path) == before
-    assert {entry.name for entry in path.iterdir()} == {"data", "holders", "index", "owner.lock", "service.id"}
+    assert {entry.name for entry in path.iterdir()} == {
+        *("data", "drives", "holders", "index", "owner.lock", "service.id")
+    }
 
 
 def test_a_chunk_that_was_half_written_or_rotted_is_left_out(path: Path) -> None:
@@ -265,7 +268,8 @@ def report_bytes(path: Path) -> int:
     return check_pool(path, quiet).bytes_checked
 
 
-def test_another_pools_drive_is_not_taken_for_ones_own(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_listed", [True, False])  # pools of before are not
+def test_another_pools_drive_is_not_taken_for_ones_own(tmp_path: Path, *, is_listed: bool) -> None:
     """As when device names change: told by whoever meets it, and no index is made anew of it."""
     drives = [tmp_path / "ga", tmp_path / "gb"]
     for i, drive in enumerate(drives):
@@ -274,11 +278,14 @@ def test_another_pools_drive_is_not_taken_for_ones_own(tmp_path: Path) -> None:
         make_pool(tmp_path / f"pool{i}", drive)
         with Pool.open(tmp_path / f"pool{i}") as pool, Holder(pool) as holder:
             assert holder.put(i)
+        if not is_listed:
+            (tmp_path / f"pool{i}" / "drives").unlink()
     drives[0].rename(tmp_path / "moved")
     drives[1].rename(drives[0])
     (tmp_path / "moved").rename(drives[1])
     for act in (Pool.open, rebuild_index):
-        with pytest.raises(OtherPoolError, match="belongs to pool") as caught:
+        error = WrongDriveError if is_listed else OtherPoolError
+        with pytest.raises(error, match=r"belongs to (the )?pool") as caught:
             act(tmp_path / "pool0")
         assert "put the pool's own drive in its place" in caught.value.next_step
     drives[0].rename(tmp_path / "moved")

@@ -119,7 +119,7 @@ def carry_out(pool: Pool, holder: Holder, step: object, number: int) -> None:
         with pool._mutex:
             pool._store.tend(pool._clock())
     elif step == "tidy":
-        pool._tidier.tidy_one()
+        pool._parts.tidier.tidy_one()
     elif step == "abort":
         results = reserve(holder, api.ReserveItem(key(number), 0, 0, 16, SIZES, request_id="a"))
         grant_ids = tuple(result.grant_id for result in results if result.grant_id)

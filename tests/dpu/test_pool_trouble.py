@@ -13,7 +13,7 @@ from pathlib import Path
 import lmdb
 import pytest
 
-from meshfusion.dpu import pool as pool_module
+from meshfusion.dpu import pool_ticker
 from meshfusion.dpu.api.types import ReserveOutcome
 from meshfusion.dpu.index_errors import index_error
 from meshfusion.dpu.pool import Pool, PoolOptions
@@ -239,7 +239,7 @@ def test_a_tick_that_fails_is_told_and_the_next_one_comes(
         ticks.append(now_s)
         raise KeyError("as of a bug")
 
-    monkeypatch.setattr(pool_module, "TICK_S", 0.01)
+    monkeypatch.setattr(pool_ticker, "TICK_S", 0.01)
     with Pool.open(path) as pool:
         monkeypatch.setattr(pool._store, "tend", fail)
         until(lambda: len(ticks) > 2, what="for ticks")

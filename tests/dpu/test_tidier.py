@@ -38,7 +38,7 @@ class KeepsSome(WritesEverything):
 def keep(patch: pytest.MonkeyPatch, *kept: int) -> KeepsSome:
     """Pools that are opened from now on have a curator to which these are worth writing again."""
     curator = KeepsSome(*kept)
-    patch.setattr("meshfusion.dpu.pool.make_curator", lambda policy, segments: curator)
+    patch.setattr("meshfusion.dpu.pool_opening.make_curator", lambda policy, segments: curator)
     return curator
 
 
@@ -72,7 +72,7 @@ def test_what_is_worth_it_is_written_again_and_the_rest_forgotten(path: Path, mo
         fill(holder)
         before = pool.get_chunk(key(1), deadline_s=DEADLINE_S)
         assert counts(pool) == (2, 20)
-        assert pool._tidier.tidy_one()
+        assert pool._parts.tidier.tidy_one()
         assert counts(pool) == (2, 17), "and one was opened for what was written again"
         after = pool.get_chunk(key(1), deadline_s=DEADLINE_S)
         assert before is not None
@@ -93,7 +93,7 @@ def test_chunks_of_several_shards_move_as_a_whole(path: Path, monkeypatch: pytes
         for i in range(8):
             holder.put_shards(i)
         assert counts(pool) == (2, 8)
-        assert pool._tidier.tidy_one()
+        assert pool._parts.tidier.tidy_one()
         record = pool.get_chunk(key(0), deadline_s=DEADLINE_S)
         assert record is not None
         assert {shard.extent.segment for shard in record.shards} == {3}, "the open one"
@@ -112,7 +112,7 @@ def test_a_segment_that_somebody_reads_stays(path: Path, monkeypatch: pytest.Mon
             return plan_moves(now_s, chunks)
 
         pool._store.plan_moves = read_first  # type: ignore[method-assign,assignment]
-        assert not pool._tidier.tidy_one()
+        assert not pool._parts.tidier.tidy_one()
         assert leases[0].chunk_count == 1
         assert found(holder, 0, 1, 2, 3) == [0, 1, 2, 3], "a reader's chunks are where they were, or moved"
         holder.release(leases[0])
@@ -129,7 +129,7 @@ def test_rot_is_not_carried_on(path: Path, monkeypatch: pytest.MonkeyPatch) -> N
             byte = data.read(1)
             data.seek(-1, 1)
             data.write(bytes([byte[0] ^ 1]))
-        assert pool._tidier.tidy_one()
+        assert pool._parts.tidier.tidy_one()
         assert found(holder, 0, 1, 2, 3, 4) == [1]
         assert dict(pool.status(deadline_s=DEADLINE_S).counters)["rewrites_failed"] == 1
 
@@ -144,7 +144,7 @@ def test_a_medium_that_fails_costs_nothing_that_is_there(path: Path, monkeypatch
         with monkeypatch.context() as patch:
             patch.setattr(pool._drives._open[0].file._data, "write_from", fail)
             with pytest.raises(MediaError):
-                pool._tidier.tidy_one()
+                pool._parts.tidier.tidy_one()
         assert not pool._store.own_pins()
     with Pool.open(path, OPTIONS) as pool, Holder(pool) as holder:
         assert found(holder, *range(20)) == list(range(20)), "nothing was given up"
@@ -165,7 +165,7 @@ def test_a_defect_over_one_segment_does_not_end_the_thread(
         fill(holder)
         with monkeypatch.context() as patch:
             patch.setattr(pool._store._curator, "worth_keeping", fail)
-            pool._tidier._thread.start()
+            pool._parts.tidier._thread.start()
             until(lambda: "as of a bug" in caplog.text, what="for the defect")
         until(lambda: counts(pool)[0] == 3, what="for what is free")
 
@@ -178,8 +178,8 @@ def test_a_file_that_is_closed_while_chunks_move_is_a_drive_that_left(
         fill(holder)
         former = FileMedium.open(path / "data")
         former.close()
-        pool._tidier._drives = lambda: {1: former}
-        assert pool._tidier.tidy_one()
+        pool._parts.tidier._drives = lambda: {1: former}
+        assert pool._parts.tidier.tidy_one()
         assert found(holder, *range(20)) == list(range(5, 20))
 
 
@@ -189,7 +189,7 @@ def test_what_was_moved_to_a_drive_that_went_meanwhile_has_not_moved(
     curator = keep(monkeypatch, 0, 1)
     with Pool.open(path, OPTIONS) as pool, Holder(pool) as holder:
         fill(holder)
-        carry_out = pool._tidier._mover.carry_out
+        carry_out = pool._parts.tidier._mover.carry_out
 
         def lose(moves: Sequence[Move], drives: Mapping[int, MovingMedium]) -> frozenset[bytes]:
             written = carry_out(moves, drives)
@@ -198,12 +198,12 @@ def test_what_was_moved_to_a_drive_that_went_meanwhile_has_not_moved(
             return written
 
         with monkeypatch.context() as patch:
-            patch.setattr(pool._tidier._mover, "carry_out", lose)
-            assert pool._tidier.tidy_one()
+            patch.setattr(pool._parts.tidier._mover, "carry_out", lose)
+            assert pool._parts.tidier.tidy_one()
         assert found(holder, *range(20)) == list(range(5, 20))
         assert not pool._store.own_pins()
         figures = dict(pool.status(deadline_s=DEADLINE_S).counters)
         assert (figures["rewrites_failed"], figures.get("rewritten_chunks", 0)) == (2, 0)
         curator.kept = {key(5)}
-        assert pool._tidier.tidy_one(), "and what moves later, does"
+        assert pool._parts.tidier.tidy_one(), "and what moves later, does"
         assert found(holder, *range(5, 10)) == [5]

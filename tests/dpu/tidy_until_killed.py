@@ -50,11 +50,11 @@ class WholeMover(ChunkMover):
 
 
 def _at_part_of_the_copy(pool: Pool) -> None:
-    pool._tidier._mover.__class__ = PartMover
+    pool._parts.tidier._mover.__class__ = PartMover
 
 
 def _at_the_copies_end(pool: Pool) -> None:
-    pool._tidier._mover.__class__ = WholeMover
+    pool._parts.tidier._mover.__class__ = WholeMover
 
 
 def _before_giving_up(pool: Pool) -> None:
@@ -75,13 +75,13 @@ POINTS: Final[Mapping[str, Callable[[Pool], None]]] = {
 
 def _run(path: str, point: str, shards: str) -> None:
     Tidier.start = lambda _: None  # type: ignore[method-assign,assignment]
-    with patch("meshfusion.dpu.pool.make_curator", lambda policy, segments: KeepsSome(*KEPT)):
+    with patch("meshfusion.dpu.pool_opening.make_curator", lambda policy, segments: KeepsSome(*KEPT)):
         pool = Pool.open(Path(path), OPTIONS)
     holder = Holder(pool)
     for i in CHUNKS:
         holder.put_shards(i, shards=int(shards))
     POINTS[point](pool)
-    assert pool._tidier.tidy_one()
+    assert pool._parts.tidier.tidy_one()
     die()
 
 

@@ -455,7 +455,7 @@ def test_another_identity_on_the_real_pool_sees_nothing_and_the_former_holder_is
         current = rig.expect(Attached).attachment
         assert rig.match((number_key(1),), attempt=2).stored == NOTHING_STORED
         until(lambda: pool.status(deadline_s=1).lease_count == 0)
-        pool._probe_holders(time.monotonic())
+        pool._holders.probe(time.monotonic())
         until(lambda: {h.holder_id for h in pool.status(deadline_s=1).holders} == {current.holder_id})
 
 

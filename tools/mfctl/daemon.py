@@ -21,7 +21,8 @@ from meshfusion.jbof.errors import FormatError
 if TYPE_CHECKING:
     from types import FrameType
 
-    from meshfusion.dpu.pool import MakeExports, Pool
+    from meshfusion.dpu.pool import Pool
+    from meshfusion.dpu.pool_opening import MakeExports
 
 log = logging.getLogger("meshfusion.service")
 

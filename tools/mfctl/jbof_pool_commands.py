@@ -52,11 +52,10 @@ def drives(pool: Path, output_format: str) -> None:
         ],
     )
     for row in rows:
-        for reason in row["reasons"]:
-            click.echo(f"drive {row['number']}: {reason}", err=True)
-        if row["problem"]:
-            step = f"\nnext step: {row['next_step']}" if row["next_step"] else ""
-            click.echo(f"drive {row['number']}: {row['problem']}{step}", err=True)
+        for told in [*row["reasons"], *([row["problem"]] if row["problem"] else [])]:
+            click.echo(f"drive {row['number']}: {told}", err=True)
+        if row["next_step"] and (row["problem"] or row["state"] == "gone"):
+            click.echo(f"next step: {row['next_step']}", err=True)
 
 
 @click.command()

@@ -19,7 +19,8 @@ from meshfusion.jbof.drives.life_words import Reason
 _DEADLINE_S: Final = 60.0
 
 
-_WAIT = "wait: it is used again when it has stayed for a while (drives.probation_s)"
+_WAIT = "wait: it is used again when it has been checked and has stayed for a while (drives.probation_s)"
+_WAITS = {Reason.UNCHECKED.value, Reason.PROBATION.value}
 
 
 class PoolDrivesSource(Protocol):
@@ -81,7 +82,7 @@ class _Served:
             "months_left": drive.months_left if 0 <= drive.months_left < math.inf else None,
             "reasons": list(drive.reasons),
             "problem": drive.problem,
-            "next_step": _WAIT if Reason.PROBATION.value in drive.reasons else steps.get(drive.state, ""),
+            "next_step": _WAIT if _WAITS & set(drive.reasons) else steps.get(drive.state, ""),
         }
 
 
@@ -113,7 +114,7 @@ class _AtRest:
                 "state": "away",
                 "segments": 0,
                 "size_bytes": 0,
-                "serial": "",
+                "serial": drive.name,
                 "path": "",
                 "percentage_used": None,
                 "months_left": None,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from meshfusion.dpu.api import types as api
 from meshfusion.dpu.export.desired import Address, Listener
-from meshfusion.dpu.export.keeper import ExportKeeper, Holders
+from meshfusion.dpu.export.keeper import ExportKeeper
 from meshfusion.dpu.export.keys import HostKeys
 from meshfusion.dpu.export.nvmet.target import NvmetTarget
 from meshfusion.dpu.export.plan import ExportPlan, TargetKind, nqn_prefix_of
@@ -64,9 +64,7 @@ class Rig:
         return {host.rsplit(":", 1)[1] for host, device in self.kernel.reachable() if device == self.data}
 
 
-def keeper(
-    kernel: FakeKernel, prefix: str | None, holders: Holders, pool_uuid: uuid.UUID, layout: PoolLayout
-) -> ExportKeeper:
+def keeper(kernel: FakeKernel, prefix: str | None, pool_uuid: uuid.UUID, layout: PoolLayout) -> ExportKeeper:
     plan = ExportPlan(
         TargetKind.NVMET,
         nqn_prefix_of(pool_uuid, prefix),
@@ -75,7 +73,7 @@ def keeper(
         frozenset(map(Listener, PORTALS)),
         keys=HostKeys(layout.holders),
     )
-    return ExportKeeper(NvmetTarget(kernel, plan.export(()), patience_s=0.1), plan, holders, period_s=0.05)
+    return ExportKeeper(NvmetTarget(kernel, plan.export(()), patience_s=0.1), plan, period_s=0.05)
 
 
 def until(condition: Callable[[], bool]) -> None:

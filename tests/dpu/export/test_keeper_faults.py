@@ -83,7 +83,7 @@ def test_a_target_that_cannot_be_read_is_not_asked_for_each_host_that_must_go(ri
     rig.kernel.look = fail
     rig.now_s += SILENCE_S
     until(lambda: len(reads) >= 20)
-    keeper = rig.pool._exports
+    keeper = rig.pool._parts.taken.exports
     assert keeper is not None
     before, rounds = len(reads), keeper._rounds_done
     until(lambda: keeper._rounds_done >= rounds + 10)

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from meshfusion.dpu import drives_keeper
-from meshfusion.dpu import pool as pool_module
+from meshfusion.dpu import drives_keeper, pool_parts
 from meshfusion.dpu.api.drive_types import DrainDriveRequest
 from meshfusion.dpu.api.types import DropRequest, Extent, ReserveOutcome
 from meshfusion.dpu.drive_look import Sighting, look_at
@@ -100,7 +99,7 @@ def test_what_a_drive_says_of_itself_is_heeded(path: Path, monkeypatch: pytest.M
     drives = {drive.where: drive for drive in FileDrives([path.parent / "one"]).discover().drives}
     (found,) = drives.values()
     told = {1: replace(found, health=health)}
-    monkeypatch.setattr(pool_module, "read_health", lambda paths: told if 1 in paths else {})
+    monkeypatch.setattr(pool_parts, "read_health", lambda paths: told if 1 in paths else {})
     with Pool.open(path, drive_options=FAST) as pool, Holder(pool) as holder:
         until(is_in(pool, 1, "read_only"), what="for its health")
         assert status(pool, 1).percentage_used == 42

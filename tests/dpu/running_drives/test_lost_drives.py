@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import shutil
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from meshfusion.dpu import drives_keeper
 from meshfusion.dpu.api.drive_types import DrainDriveRequest
 from meshfusion.dpu.api.types import Access, ReserveOutcome
+from meshfusion.dpu.drive_return import take_back
+from meshfusion.dpu.index import Index
 from meshfusion.dpu.pool import Pool
 from meshfusion.dpu.pool_create import create_pool_of_drives
 from meshfusion.dpu.pool_dir import PoolLayout
 from meshfusion.dpu.pool_drives import find_drives
 from meshfusion.dpu.pool_rebuild import rebuild_index
+from meshfusion.dpu.running_drives import RunningDrives, Sought
+from meshfusion.jbof.drives.life_words import Reason
 from meshfusion.jbof.epoch_record import EpochRecord, encode_epoch_record
+from meshfusion.jbof.errors import MediaError
 from meshfusion.jbof.pool_addresses import drive_of_segment
 from tests.dpu.pool_cases import FULL_SEGMENT_UNITS, SEGMENT_BYTES, SIZE_BYTES, Holder, key
 from tests.dpu.running_drives.cases import FAST, counter, heartbeat, is_in, matched, put, status, without
@@ -42,6 +49,54 @@ def test_a_lost_drive_costs_its_hits_and_is_back_when_it_stays(
     assert set(without(matched(holder, chunks), 0).values()) >= {1}
     until(lambda: counter(pool, "drives_only_read") == 0, what="for its writes")
     assert 1 in put(holder, 200, 6).values()
+
+
+class Checks:
+    """In the place of the checks of drives that are back: each waits for :attr:`may_go`, and then fails with
+    :attr:`error`, or is a true one."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.may_go = threading.Event()
+        self.error: MediaError | None = None
+        self.count = 0
+        monkeypatch.setattr(drives_keeper, "take_back", self._check)
+
+    def _check(self, sought: Sought, drives: RunningDrives, index: Index, mutex: threading.Lock) -> None:
+        assert self.may_go.wait(30)
+        self.count += 1
+        if self.error is not None:
+            raise self.error
+        take_back(sought, drives, index, mutex)
+
+
+def test_what_is_told_of_a_drive_that_is_back_is_of_its_return(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    checks, file = Checks(monkeypatch), path.parent / "one"
+    with Pool.open(path, drive_options=replace(FAST, probation_s=2.0)) as pool:
+        file.rename(path.parent / "elsewhere")
+        until(lambda: "No such file" in status(pool, 1).problem, what="for the loss")
+        assert status(pool, 1).reasons == (Reason.ABSENT.value,)
+        (path.parent / "elsewhere").rename(file)
+        until(lambda: status(pool, 1).reasons != (Reason.ABSENT.value,), what="for the return")
+        assert (status(pool, 1).reasons, status(pool, 1).problem) == ((Reason.UNCHECKED.value,), "")
+
+        checks.error = MediaError("it answers with nonsense", next_step="mend it")
+        checks.may_go.set()
+        until(lambda: checks.count >= 5, what="for checks")
+        assert status(pool, 1).reasons == (Reason.REFUSED.value,)
+        assert (status(pool, 1).state, status(pool, 1).problem) == ("gone", "it answers with nonsense")
+        assert caplog.text.count("nonsense") == 1
+        checks.error = MediaError("it answers with less", next_step="mend it")
+        so_far = checks.count
+        until(lambda: checks.count >= so_far + 5, what="for more checks")
+        assert (status(pool, 1).problem, caplog.text.count("with less")) == ("it answers with less", 1)
+
+        checks.error = None
+        until(lambda: status(pool, 1).reasons == (Reason.PROBATION.value,), what="for a check that passes")
+        assert status(pool, 1).problem == ""
+        until(is_in(pool, 1, "online"), what="for its trust")
+        assert (status(pool, 1).reasons, status(pool, 1).problem) == ((), "")
 
 
 def test_what_was_granted_on_a_lost_drive_is_not_committed(path: Path, pool: Pool, holder: Holder) -> None:

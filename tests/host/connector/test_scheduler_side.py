@@ -166,7 +166,7 @@ def test_a_truncated_medium_costs_a_recompute_only(pool: Pool, start: EngineFact
     tokens = prompt(4 * CHUNK_TOKENS + 3)
     save_prompt(engine, tokens)
     committed(pool, 4)
-    with pool._layout.data.open("r+b") as raw:
+    with pool._parts.taken.layout.data.open("r+b") as raw:
         raw.truncate(1 << 20)
     request = engine.add(make_request("reader", tokens))
     engine.run()

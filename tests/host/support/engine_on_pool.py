@@ -60,7 +60,7 @@ def settle(engine: MiniEngine, pool: Pool) -> api.PoolStatus:
 def corrupt(pool: Pool, chunk: api.ChunkRecord, unit: int) -> None:
     (shard,) = chunk.shards
     at = (shard.extent.lba + shard.payload_lba_offset + unit * shard.unit_lba_count) * LBA_BYTES + 5
-    with pool._layout.data.open("r+b") as raw:
+    with pool._parts.taken.layout.data.open("r+b") as raw:
         raw.seek(at)
         byte = raw.read(1)[0]
         raw.seek(at)

@@ -15,6 +15,7 @@ from meshfusion.jbof.drives.life_words import (
     Appeared,
     Check,
     Checked,
+    CheckFailed,
     CommandFailed,
     Disappeared,
     Drain,
@@ -190,6 +191,25 @@ def test_gone_and_back(online: Told) -> None:
     assert (online.state, online.orders()) == (State.ONLINE, [StartReads(), StartWrites()])
 
 
+def test_a_check_that_fails_is_told_once_and_may_be_answered_otherwise_later(online: Told) -> None:
+    online.see(Disappeared(), Appeared(MINE))
+    assert online.life.reasons == {Reason.UNCHECKED}
+    online.done.clear()
+    online.see(CheckFailed(), CheckFailed(), Appeared(MINE), CheckFailed(), after_s=5)
+    assert online.done == [Alarm(State.GONE, frozenset({Reason.REFUSED}))]
+    online.see(Disappeared(), CheckFailed(), Appeared(MINE))
+    assert online.life.reasons == {Reason.UNCHECKED}, "what failed was another return's check"
+    online.see(CheckFailed(), Tick(), after_s=10_000)
+    assert online.is_in(State.GONE)
+    online.done.clear()
+    online.see(Admit())
+    assert online.done == [Check(), Alarm(State.GONE, frozenset({Reason.UNCHECKED}))][::-1]
+    online.see(Checked())
+    assert online.is_in(State.ONLINE)
+    online.see(CheckFailed())
+    assert online.is_in(State.ONLINE), "nobody has asked"
+
+
 def test_another_drive_in_its_place_is_not_it(online: Told) -> None:
     online.see(Disappeared(), Appeared(OTHER), Checked(), Tick(), after_s=10_000)
     assert online.is_in(State.GONE)
@@ -274,8 +294,8 @@ def test_a_drive_that_is_slow_again_and_again(online: Told) -> None:
 EVENTS = st.one_of(
     st.sampled_from(
         [
-            *(Appeared(MINE), Appeared(OTHER), Disappeared(), Checked(), Emptied(), Tick(), Admit(), Drain()),
-            *(SLOW, NORMAL, UNTOLD),
+            *(Appeared(MINE), Appeared(OTHER), Disappeared(), Checked(), CheckFailed(), Emptied(), Tick(), Admit()),
+            *(Drain(), SLOW, NORMAL, UNTOLD),
             *map(CommandFailed, Fault),
         ]
     ),

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import Result
 
+from meshfusion.dpu import drives_keeper
 from meshfusion.dpu.api.server import serve
+from meshfusion.dpu.drive_return import take_back
 from meshfusion.dpu.pool import Pool
 from meshfusion.dpu.running_drives import DriveOptions
 from meshfusion.tools.mfctl.doctor import check_pool
@@ -131,6 +135,27 @@ def test_the_drives_of_a_running_service(path: Path, served: Pool, tmp_path: Pat
     result = run("jbof", "replace", str(path), "7", "--size", "6MiB")
     assert result.exit_code != 0
     assert [number for number, _ in drives(path)] == [0, 2, 3], "nothing was added"
+
+
+def test_a_drive_that_is_back_is_to_be_waited_for(path: Path, served: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    may_go = threading.Event()
+
+    def held_up(*arguments: Any) -> None:
+        assert may_go.wait(30)
+        take_back(*arguments)
+
+    monkeypatch.setattr(drives_keeper, "take_back", held_up)
+    (path / "data.1").rename(path / "elsewhere")
+    until(lambda: drives(path)[1] == (1, "gone"), what="for the loss")
+    (path / "elsewhere").rename(path / "data.1")
+    try:
+        until(lambda: "waits for its check" in run("jbof", "drives", str(path)).output, what="for the return")
+        shown = run("jbof", "drives", str(path)).output
+        assert "next step: wait: it is used again when it has been checked" in shown
+        assert "jbof remove" not in shown
+    finally:
+        may_go.set()
+    until(lambda: drives(path)[1] == (1, "online"), what="for its trust")
 
 
 def test_a_drive_that_is_away_is_named(path: Path) -> None:

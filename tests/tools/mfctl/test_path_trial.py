@@ -19,7 +19,7 @@ from meshfusion.dpu.api import types as api
 from meshfusion.dpu.api.server import serve
 from meshfusion.dpu.api.types import Attachment
 from meshfusion.dpu.export.desired import Address, Listener
-from meshfusion.dpu.export.keeper import ExportKeeper, Holders
+from meshfusion.dpu.export.keeper import ExportKeeper
 from meshfusion.dpu.export.nvmet.target import NvmetTarget
 from meshfusion.dpu.export.plan import ExportPlan, TargetKind, nqn_prefix_of
 from meshfusion.dpu.pool import Pool
@@ -59,12 +59,12 @@ class Target:
         self.before = self.data.read_bytes()
         self.holders_seen: list[tuple[str, str]] = []
 
-    def _keeper(self, holders: Holders, pool_uuid: uuid.UUID, layout: PoolLayout) -> ExportKeeper:
+    def _keeper(self, pool_uuid: uuid.UUID, layout: PoolLayout) -> ExportKeeper:
         listeners = frozenset(Listener(Address("rdma", portal)) for portal in PORTALS)
         plan = ExportPlan(
             TargetKind.NVMET, nqn_prefix_of(pool_uuid), pool_uuid, {0: str(layout.data.resolve())}, listeners
         )
-        return ExportKeeper(NvmetTarget(self.kernel, plan.export(()), patience_s=0.1), plan, holders, period_s=0.05)
+        return ExportKeeper(NvmetTarget(self.kernel, plan.export(()), patience_s=0.1), plan, period_s=0.05)
 
     def ways_to(self, attachment: Attachment) -> list[Way]:
         assert attachment.export is not None

@@ -1,0 +1,160 @@
+"""The parts of a served pool, wired together, and the order in which they begin and end."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import random
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from meshfusion.dpu.chunk_mover import ChunkMover
+from meshfusion.dpu.drive_admin import ServedDriveAdmin
+from meshfusion.dpu.drive_health import read_health
+from meshfusion.dpu.drive_list import read_drive_list
+from meshfusion.dpu.drives_keeper import DrivesKeeper
+from meshfusion.dpu.index import IndexTotals
+from meshfusion.dpu.pool_holders import PoolHolders
+from meshfusion.dpu.pool_opening import TakenPool
+from meshfusion.dpu.pool_tending import Adoption
+from meshfusion.dpu.pool_ticker import Ticker
+from meshfusion.dpu.pool_transactions import Transactions
+from meshfusion.dpu.running_drives import DriveOptions, RunningDrives
+from meshfusion.dpu.store.effects import NoteBudget
+from meshfusion.dpu.tidier import Tidier
+from meshfusion.jbof.errors import FormatError, MeshFusionError
+
+logger = logging.getLogger("meshfusion.pool")
+
+
+@dataclass(frozen=True, slots=True)
+class PoolParts:
+    """``mutex``: held by whoever uses the store, the shelf or the running drives."""
+
+    taken: TakenPool
+    mutex: threading.Lock
+    transactions: Transactions
+    holders: PoolHolders
+    drives: RunningDrives
+    drives_keeper: DrivesKeeper
+    drive_admin: ServedDriveAdmin
+    tidier: Tidier
+    ticker: Ticker
+
+    def start(self) -> None:
+        self.holders.forget_unlisted()
+        self.holders.probe(self.taken.clock())
+        self.ticker.start()
+        self.tidier.start()
+        self.drives_keeper.start()
+        self.holders.start()
+
+    def close(self) -> None:
+        """Once. While a target or a drive may still be at what it was asked, the pool stays owned by this process: a
+        late change must not meet another owner's."""
+        taken = self.taken
+        self.ticker.stop()
+        self.drive_admin.close()
+        self.drives_keeper.close()
+        self.tidier.close()
+        is_quiet = self.holders.close()
+        self.ticker.join()
+        taken.proof.close()
+        self.transactions.close()
+        self._note_budgets()
+        late = self.drives.late
+        taken.owners.close(late)
+        self.drives.close()
+        taken.index.close()
+        if is_quiet and not late:
+            taken.owner.release()
+            return
+        silent = [*([] if is_quiet else ["the target"]), *(f"drive {number}" for number in sorted(late))]
+        logger.error(
+            "no answer from %s: the pool is another's to open when this process has ended", " and ".join(silent)
+        )
+
+    def _note_budgets(self) -> None:
+        """What came back to them since the last opening, too. Best effort: without it a restart begins with less."""
+        left = self.taken.shelf.budgets_left(self.taken.clock())
+        with contextlib.suppress(MeshFusionError, OSError):
+            self.taken.index.apply(NoteBudget(number, left_bytes) for number, left_bytes in left.items())
+
+
+def wire(taken: TakenPool, drive_options: DriveOptions, damaged: Callable[[FormatError], None] | None) -> PoolParts:
+    """Not started yet. ``damaged``: is told, from a thread, when the scan of the index finds damage."""
+    mutex, clock, store, index = threading.Lock(), taken.clock, taken.store, taken.index
+    adoption = Adoption(index.segment_records(), store, taken.shelf, index, mutex)
+    _follow_proof(taken, mutex, damaged)
+    drives = _running_drives(taken, drive_options, mutex)
+    transactions = Transactions(
+        store, index, taken.medium, mutex=mutex, clock=clock, take_moved_away=drives.take_moved_away
+    )
+    holders = PoolHolders(taken.layout, store, transactions, taken.exports, mutex=mutex, clock=clock)
+    changes = threading.Lock()
+    keeper = DrivesKeeper(
+        drives,
+        index,
+        mutex=mutex,
+        changes=changes,
+        submit=transactions.submit,
+        wait=transactions.wait,
+        clock=clock,
+        read_health=read_health,
+        rng=random.Random(),
+    )
+    return PoolParts(
+        taken=taken,
+        mutex=mutex,
+        transactions=transactions,
+        holders=holders,
+        drives=drives,
+        drives_keeper=keeper,
+        drive_admin=ServedDriveAdmin(drives, index, mutex=mutex, changes=changes, clock=clock, look_again=keeper.wake),
+        tidier=Tidier(
+            store,
+            index,
+            ChunkMover(taken.drives.drives[0].drive.label),
+            drives=drives.files,
+            mutex=mutex,
+            submit=transactions.submit,
+            wait=transactions.wait,
+            clock=clock,
+        ),
+        ticker=Ticker(store, transactions, holders, adoption, mutex=mutex, clock=clock),
+    )
+
+
+def _running_drives(taken: TakenPool, options: DriveOptions, mutex: threading.Lock) -> RunningDrives:
+    listed = read_drive_list(taken.layout.directory)
+    return RunningDrives(
+        taken.layout,
+        taken.owner,
+        taken.drives,
+        listed.drives if listed is not None else (),
+        taken.medium,
+        taken.shelf,
+        taken.store,
+        owners=taken.owners,
+        budgets=taken.budgets,
+        epoch=taken.store.epoch,
+        options=options,
+        mutex=mutex,
+        clock=taken.clock,
+    )
+
+
+def _follow_proof(taken: TakenPool, mutex: threading.Lock, damaged: Callable[[FormatError], None] | None) -> None:
+    counters = taken.store.counters
+
+    def looked_through(totals: IndexTotals) -> None:
+        with mutex:
+            counters["index_entries_damaged"] = totals.damaged_count
+            del counters["index_scans_under_way"]
+
+    if taken.proof.totals is not None:
+        looked_through(taken.proof.totals)
+    elif damaged is not None:
+        counters["index_scans_under_way"] = 1
+        taken.proof.watch(looked_through, damaged)
