@@ -140,7 +140,7 @@ def test_no_light(machine: Rig) -> None:
 
 
 def test_files(tmp_path: Path) -> None:
-    (tmp_path / "a").write_bytes(bytes(1 << 20))
+    (tmp_path / "a").write_bytes(bytes(2 << 20))
     result = run("list", "--file", str(tmp_path), "--format", "json")
     (drive,) = json.loads(result.stdout)["drives"]
     assert (drive["kind"], drive["slot"], drive["health"]) == ("file", "a", None)
