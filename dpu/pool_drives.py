@@ -42,6 +42,11 @@ class AbsentDrive:
     number: int
     problem: MeshFusionError
 
+    @property
+    def told(self) -> str:
+        """For whoever starts the pool, or may."""
+        return f"drive {self.number} is away, and what it holds is not found: {self.problem}"
+
 
 @dataclass(frozen=True, slots=True)
 class PoolDrives:
@@ -63,6 +68,11 @@ class PoolDrives:
     def numbers(self) -> frozenset[int]:
         """Of all drives."""
         return frozenset(drive.number for drive in self.here) | {drive.number for drive in self.absent}
+
+    @property
+    def geometries(self) -> tuple[SegmentGeometry, ...]:
+        """Of those that are here."""
+        return tuple(drive.geometry for drive in self.here)
 
     @property
     def label_problems(self) -> tuple[str, ...]:

@@ -95,11 +95,14 @@ def test_a_new_index_does_not_fill_budgets_anew(path: Path) -> None:
     with Pool.open(path, options, clock=lambda: now_s[0]) as pool, Holder(pool) as holder:
         assert holder.put(0, FULL_SEGMENT_UNITS)
         assert holder.reserve(1, FULL_SEGMENT_UNITS).outcome is ReserveOutcome.NO_SPACE
-    rebuild_index(path)
+    spent = rebuild_index(path).budgets
     with Pool.open(path, options, clock=lambda: now_s[0]) as pool, Holder(pool) as holder:
         assert holder.reserve(1, FULL_SEGMENT_UNITS).outcome is ReserveOutcome.NO_SPACE
-        now_s[0] += DAY_S
-        assert holder.put(1, FULL_SEGMENT_UNITS), "and they fill with time"
+        now_s[0] += spent.first_segment_s_at_1_dwpd - 60
+        assert holder.reserve(1, FULL_SEGMENT_UNITS).outcome is ReserveOutcome.NO_SPACE
+        now_s[0] += 61
+        assert holder.put(1, FULL_SEGMENT_UNITS), "and they fill with time, as was told"
+    assert spent.first_segment_s_at_1_dwpd == pytest.approx(DAY_S / 0.75 / SEGMENT_COUNT)
 
 
 def test_reads_are_counted(path: Path) -> None:
