@@ -12,11 +12,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from meshfusion.dpu.pool_place import sync_directory
+from meshfusion.dpu.pool_place import DRIVE_LIST, NEW_DRIVE_LIST, sync_directory
 from meshfusion.jbof.errors import FormatError, MediaError
 from meshfusion.jbof.pool_addresses import MAX_DRIVE_NUMBER
 
-DRIVE_LIST: Final = "drives"
 _VERSION: Final = 1
 _MAX_BYTES: Final = 1 << 20
 
@@ -83,7 +82,7 @@ def read_drive_list(directory: Path) -> DriveList | None:
 
 def write_drive_list(directory: Path, drives: DriveList) -> None:
     """Durably, and all at once. Raises MediaError."""
-    file, new = directory / DRIVE_LIST, directory / f".{DRIVE_LIST}.new"
+    file, new = directory / DRIVE_LIST, directory / NEW_DRIVE_LIST
     content = {
         "version": _VERSION,
         "pool_uuid": drives.pool_uuid,

@@ -10,9 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from meshfusion.dpu.drive_list import DRIVE_LIST
 from meshfusion.dpu.pool_place import (
     DATA_POINTER,
+    DRIVE_LIST,
     check_not_in_progress,
     is_free,
     sync_directory,

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from meshfusion.dpu.api.types import AbortRequest, ChunkRecord
-from meshfusion.dpu.drive_list import DRIVE_LIST, read_drive_list, write_drive_list
+from meshfusion.dpu.drive_list import read_drive_list, write_drive_list
 from meshfusion.dpu.pool import Pool, check_pool
 from meshfusion.dpu.pool_create import create_pool_of_drives
 from meshfusion.dpu.pool_dir import PoolLayout
 from meshfusion.dpu.pool_drives import WrongDriveError, find_drives
+from meshfusion.dpu.pool_place import DRIVE_LIST
 from meshfusion.dpu.pool_rebuild import rebuild_index
 from meshfusion.dpu.pool_remove import remove_drive
 from meshfusion.jbof.errors import FormatError, PoolBusyError

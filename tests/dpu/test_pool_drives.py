@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from meshfusion.dpu.api.types import ReserveOutcome
-from meshfusion.dpu.drive_list import DRIVE_LIST, read_drive_list, write_drive_list
+from meshfusion.dpu.drive_list import read_drive_list, write_drive_list
 from meshfusion.dpu.pool import Pool, PoolOptions, check_pool, inspect_pool
 from meshfusion.dpu.pool_create import add_drive, create_pool_of_drives
 from meshfusion.dpu.pool_dir import PoolLayout
 from meshfusion.dpu.pool_drives import find_drives
+from meshfusion.dpu.pool_place import DRIVE_LIST
 from meshfusion.dpu.pool_remove import remove_drive, set_draining
 from meshfusion.dpu.pool_repair import repair_pool
 from meshfusion.dpu.pool_tending import Policy
@@ -236,7 +237,9 @@ def test_what_cannot_be_added(path: Path, tmp_path: Path) -> None:
     other.touch()
     os.truncate(other, SIZE_BYTES)
     with pytest.raises(ConfigError, match="named twice"):
-        create_pool_of_drives(tmp_path / "new", size_bytes=SIZE_BYTES, data_paths=[other, other])
+        create_pool_of_drives(
+            tmp_path / "new", size_bytes=SIZE_BYTES, segment_bytes=SEGMENT_BYTES, data_paths=[other, other]
+        )
     make_pool(tmp_path / "served", other)
     with Pool.open(tmp_path / "served"), pytest.raises(PoolBusyError):
         add_drive(path, size_bytes=SIZE_BYTES, data_path=other, overwrite_serial="other")
