@@ -13,7 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from meshfusion.dpu.drive_list import DriveList, ListedDrive, read_drive_list
-from meshfusion.dpu.pool_dir import PoolLayout, check_is_pool, geometry_of, read_data_label, read_label_at
+from meshfusion.dpu.pool_dir import (
+    PoolLayout,
+    check_is_pool,
+    check_was_pool,
+    geometry_of,
+    read_data_label,
+    read_label_at,
+)
 from meshfusion.jbof.errors import FormatError, MeshFusionError
 from meshfusion.jbof.label import Label
 from meshfusion.jbof.segments import SegmentGeometry
@@ -98,6 +105,7 @@ def find_drives_to_index(layout: PoolLayout) -> PoolDrives:
 
     Raises as :func:`find_drives` does, and :class:`WrongDriveError`: where a drive is in another's place, the one that
     belongs there is probably at hand, and must not be left out."""
+    check_was_pool(layout)
     listed = read_drive_list(layout.directory)
     if listed is None:
         return _only_drive(layout)

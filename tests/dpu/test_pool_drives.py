@@ -262,8 +262,17 @@ def test_unknown_numbers_are_refused(path: Path, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=f"no drive {number}"):
             set_draining(path, number, is_draining=True)
     make_pool(tmp_path / "single")
-    with pytest.raises(ConfigError, match="has one drive"):
+    with pytest.raises(ConfigError, match="has one drive") as told:
         remove_drive(tmp_path / "single", 0)
+    assert told.value.next_step == f"add another first: mfctl jbof add {tmp_path}/single --size SIZE"
+    with pytest.raises(ConfigError, match="has one drive"):
+        set_draining(tmp_path / "single", 0, is_draining=True)
+    set_draining(tmp_path / "single", 0, is_draining=False)
+    for number in (1, 9):
+        with pytest.raises(ConfigError, match=f"has no drive {number}"):
+            remove_drive(tmp_path / "single", number)
+        with pytest.raises(ConfigError, match=f"has no drive {number}"):
+            set_draining(tmp_path / "single", number, is_draining=False)
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"version": 2}', '{"version": 1, "drives": []}'])

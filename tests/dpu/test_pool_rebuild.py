@@ -89,6 +89,19 @@ def test_a_lost_index_is_found_again(path: Path) -> None:
         fill_completely(pool)
 
 
+@pytest.mark.parametrize("made", [[], ["letters"], ["data"]])
+def test_nobody_is_told_to_remove_a_directory_that_is_no_pool(tmp_path: Path, made: list[str]) -> None:
+    mine = tmp_path / "mine"
+    if made:
+        mine.mkdir()
+    for name in made:
+        (mine / name).write_text("not to be lost")
+    with pytest.raises(FormatError, match="is not a MeshFusion pool") as told:
+        rebuild_index(mine)
+    assert "rm -r" not in told.value.next_step
+    assert not (mine / "owner.lock").exists()
+
+
 def test_a_new_index_does_not_fill_budgets_anew(path: Path) -> None:
     now_s = [0.0]
     options = PoolOptions(drive_writes_per_day=1.0, policy=Policy.EVERYTHING)  # six segments, and 1.5 at once
