@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import stat
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
-from meshfusion.dpu.api.address import TcpAddress, UnixAddress, parse_address
+from meshfusion.dpu.api.address import TcpAddress, parse_address
 from meshfusion.dpu.config_exports import ExportsConfig
-from meshfusion.dpu.config_pool import opening_problem, pool_is_absent, room_problem, without_effect
+from meshfusion.dpu.config_pool import without_effect
+from meshfusion.dpu.config_surroundings import Surroundings
 from meshfusion.dpu.config_types import (
     MAX_SECONDS,
     AbsolutePath,
+    AbsolutePaths,
     ConfigModel,
     DriveWrites,
     Fraction,
@@ -22,12 +23,9 @@ from meshfusion.dpu.config_types import (
     Seconds,
     SizeBytes,
 )
-from meshfusion.dpu.export.opening import check_target
-from meshfusion.dpu.pool_sizes import size_problems, usual_segment_bytes
 from meshfusion.dpu.yaml_document import FieldPath, YamlDocument, read_yaml
 from meshfusion.jbof.config_problems import ConfigProblem, ConfigProblemsError, as_fix, describe_errors, misspelt
-from meshfusion.jbof.errors import ConfigError, FieldValueError, MeshFusionError
-from meshfusion.jbof.sizes import parse_size_bytes
+from meshfusion.jbof.errors import ConfigError, FieldValueError
 
 MAX_FILE_BYTES = 1 << 20
 
@@ -49,15 +47,20 @@ class PoolConfig(ConfigModel):
     create: bool = Field(
         default=False, description="Create the pool when it does not exist; needs size.", examples=[True]
     )
-    size: SizeBytes | None = Field(default=None, description="Size of a pool to be created.", examples=["4GiB"])
+    size: SizeBytes | None = Field(
+        default=None,
+        description="Size of a pool to be created; with several drives, of the data on each.",
+        examples=["4GiB"],
+    )
     segment_size: SizeBytes | None = Field(
         default=None,
         description="Unit of reclaim of a new pool; without it 64MiB, or 1/2048 of its size where that is more.",
         examples=["64MiB"],
     )
-    data_path: AbsolutePath | None = Field(
+    data_path: AbsolutePaths | None = Field(
         default=None,
-        description="Block device or file for the data of a new pool, when it shall not lie in the pool's directory.",
+        description="Block device or file for the data of a new pool, when it shall not lie in the pool's directory. "
+        "For several drives a list, [/dev/nvme1n1, /dev/nvme2n1]; later ones: mfctl jbof add.",
         examples=["/dev/nvme1n1"],
     )
 
@@ -149,13 +152,13 @@ def load_service_config(path: Path) -> ServiceConfig:
     Raises :class:`~meshfusion.jbof.config_problems.ConfigProblemsError` that lists every problem, or
     :class:`~meshfusion.jbof.errors.ConfigError` when the file is no readable YAML at all.
     """
-    return check_service_config(read_config_file(path), str(path))
+    return _checked(read_config_file(path), str(path), closely=False)[0]
 
 
 def notes_on_pool(pool: PoolConfig) -> tuple[str, ...]:
     """What is configured for a pool that exists already, and so has no effect."""
     segment_bytes = pool.segment_size if "segment_size" in pool.model_fields_set else None
-    return without_effect(pool.path, size_bytes=pool.size, segment_bytes=segment_bytes)
+    return without_effect(pool.path, size_bytes=pool.size, segment_bytes=segment_bytes, data_paths=pool.data_path or ())
 
 
 def read_config_file(path: Path) -> YamlDocument:
@@ -176,12 +179,14 @@ def read_config_file(path: Path) -> YamlDocument:
     return read_yaml(path)
 
 
-def check_service_config(document: YamlDocument, name: str, *, closely: bool = False) -> ServiceConfig:
-    """Check a parsed file; ``name`` is what messages call it.
+def examine_service_config(path: Path, document: YamlDocument) -> tuple[ServiceConfig, tuple[str, ...]]:
+    """As :func:`load_service_config` on what :func:`read_config_file` read, and as far as can be told without starting
+    the service: will its pool open, or find room to be made, and is its target here? With what the service would start
+    with, but not be whole."""
+    return _checked(document, str(path), closely=True)
 
-    ``closely``: as far as can be told without starting the service, will its pool open, or find room to be made, and is
-    its target here?
-    """
+
+def _checked(document: YamlDocument, name: str, *, closely: bool) -> tuple[ServiceConfig, tuple[str, ...]]:
     if not isinstance(document.data, dict):
         found = "empty" if document.data is None else f"a {type(document.data).__name__}"
         raise ConfigError(
@@ -201,115 +206,9 @@ def check_service_config(document: YamlDocument, name: str, *, closely: bool = F
     except ValidationError as e:
         problems += describe_errors(e, ServiceConfig, document)
         meant = misspelt(e, ServiceConfig)
-    problems += _surroundings(document, meant, closely=closely)
+    surroundings = Surroundings(document, meant, closely=closely)
+    surroundings.look()
+    problems += surroundings.problems
     if problems or config is None:
         raise ConfigProblemsError(name, tuple(problems))
-    return config
-
-
-def _surroundings(document: YamlDocument, meant: frozenset[FieldPath], *, closely: bool) -> list[ConfigProblem]:
-    """What the machine lacks. Read from the raw data, so that it is told along with the model's problems; nothing is
-    told to be missing that a misspelt key stands for, see ``meant``."""
-    problems: list[ConfigProblem] = []
-
-    def add(field: tuple[str, ...], value: object, problem: str, fix: str) -> None:
-        problems.append(ConfigProblem(".".join(field), problem, fix, value, document.line_of(field)))
-
-    socket_dir = _socket_directory(document.data.get("listen"))
-    if socket_dir is not None:
-        problem = directory_problem(socket_dir)
-        if problem:
-            add(("listen",), document.data["listen"], f"the socket's directory {socket_dir} {problem[0]}", problem[1])
-    exports = document.data.get("exports")
-    if closely and isinstance(exports, dict) and exports.get("target") == "nvmet":
-        try:
-            check_target("nvmet")
-        except MeshFusionError as error:
-            add(("exports", "target"), "nvmet", error.message, as_fix(error.next_step))
-    pool = document.data.get("pool")
-    if not isinstance(pool, dict):
-        return problems
-    create, has_path = pool.get("create") is True, _is_absolute(pool.get("path"))
-    if has_path and not pool_is_absent(Path(pool["path"])):
-        found = opening_problem(Path(pool["path"])) if closely else None
-        if found:
-            add(("pool", "path"), pool["path"], found.problem, found.fix)
-        return problems
-    unfit = unfit_sizes(pool) if create else []
-    for name, value, why, fix in unfit:
-        add(("pool", name), value, why, fix)
-    if not has_path:
-        return problems
-    path: Path = Path(pool["path"])
-    data_path: Any = pool.get("data_path")
-    if not create:
-        if ("pool", "create") in meant or not isinstance(pool.get("create", False), bool):
-            return problems  # what was meant is not known
-        fix = f"set pool.create: true and pool.size, or run: mfctl pool create {path} --size 4GiB"
-        add(("pool", "path"), pool["path"], "there is no pool", fix)
-        return problems
-    if pool.get("size") is None and ("pool", "size") not in meant:
-        add(("pool", "size"), None, "is needed to create the pool", "add for example size: 4GiB")
-    folder = path if path.is_dir() else path.parent
-    problem = directory_problem(folder)
-    if problem:
-        add(("pool", "path"), pool["path"], f"the directory {folder} {problem[0]}", problem[1])
-    if _is_absolute(data_path) and not _exists(Path(data_path)):
-        add(("pool", "data_path"), data_path, "does not exist", "name an existing block device or file, or remove it")
-    if closely and not unfit and not any(p.field in ("pool.path", "pool.data_path", "pool.size") for p in problems):
-        size_bytes = size_or_none(pool.get("size"))
-        data = Path(data_path) if _is_absolute(data_path) else None
-        found = room_problem(path, size_bytes, data) if size_bytes is not None else None
-        if found:
-            add(("pool", found.field), pool.get(found.field), found.problem, found.fix)
-    return problems
-
-
-def size_or_none(value: object) -> int | None:
-    """The size that ``value`` stands for; None when it is none, which the model tells."""
-    try:
-        return parse_size_bytes(value)
-    except ValueError:
-        return None
-
-
-def unfit_sizes(pool: dict[Any, Any], *, default_size: int | None = None) -> list[tuple[str, object, str, str]]:
-    """What creating the pool would refuse; ``(field, value, problem, fix)``. Sizes that are none are told elsewhere."""
-    size = size_or_none(pool.get("size", default_size))
-    asked = pool.get("segment_size")
-    if size is None:
-        return []
-    segment_size = usual_segment_bytes(size) if asked is None else size_or_none(asked)
-    if segment_size is None:
-        return []
-    return [(p.field, pool.get(p.field), p.problem, p.fix) for p in size_problems(size, segment_size)]
-
-
-def directory_problem(path: Path) -> tuple[str, str] | None:
-    """Why nothing can be created in ``path``, and the fix; None when it can."""
-    if not _exists(path):
-        return "does not exist", f"mkdir -p {path}"
-    if not path.is_dir():
-        return "is not a directory", "choose another path"
-    if not os.access(path, os.W_OK | os.X_OK):
-        return "is not writable for this user", f"sudo chown {os.getuid()} {path}, or choose another path"
-    return None
-
-
-def _socket_directory(listen: object) -> Path | None:
-    try:
-        address = parse_address(listen) if isinstance(listen, str) else None
-    except ConfigError:
-        return None
-    return address.path.parent if isinstance(address, UnixAddress) else None
-
-
-def _is_absolute(value: Any) -> bool:
-    return isinstance(value, str) and value.startswith("/") and "\0" not in value
-
-
-def _exists(path: Path) -> bool:
-    try:
-        return path.exists()
-    except OSError:
-        return False  # the name is too long, or a parent may not be entered
+    return config, surroundings.warnings

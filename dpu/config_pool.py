@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shlex
 from pathlib import Path
 from typing import NamedTuple
 
-from meshfusion.dpu.pool_create import check_data_path
-from meshfusion.dpu.pool_dir import PoolLayout, read_label
-from meshfusion.dpu.pool_inspect import inspect_pool
+from meshfusion.dpu.pool_create import check_data_paths, planned_geometry
+from meshfusion.dpu.pool_dir import PoolLayout
+from meshfusion.dpu.pool_drives import find_drives
+from meshfusion.dpu.pool_inspect import inspect_pool, is_owned, open_for_reading
 from meshfusion.dpu.pool_place import is_free
+from meshfusion.dpu.pool_shelf import OpenDrives
 from meshfusion.jbof.config_problems import as_fix
 from meshfusion.jbof.errors import MeshFusionError
-from meshfusion.jbof.format import LBA_BYTES
+from meshfusion.jbof.segment_geometry import SegmentGeometry
 from meshfusion.jbof.sizes import format_size
 
 
@@ -32,27 +36,63 @@ def pool_is_absent(path: Path) -> bool:
         return False  # it may not be entered: opening it will say so
 
 
-def opening_problem(path: Path) -> PoolProblem | None:
-    """Why the pool that exists at ``path`` cannot be read, found beside whoever owns it."""
+class PoolLook(NamedTuple):
+    """What a service would meet in a pool that exists. ``problem``: it would not open. ``warnings``: it would, but with
+    less than the whole. ``geometries``: of the drives that it would have."""
+
+    problem: PoolProblem | None = None
+    warnings: tuple[str, ...] = ()
+    geometries: tuple[SegmentGeometry, ...] = ()
+
+
+def look_at_pool(path: Path) -> PoolLook:
+    """At the pool that exists at ``path``, beside whoever owns it; nothing is changed."""
     try:
-        inspect_pool(path)
+        inspect_pool(path)  # from a child process: a damaged index can kill whoever maps it
+        with open_for_reading(path) as (layout, found, index):
+            opened, failed = OpenDrives.examine(found)
+            with contextlib.closing(opened):
+                if not is_owned(layout):  # else its owner has seen to that, and changes what is compared
+                    opened.check(index.segment_records(), index.epoch(), layout.directory)
+                read_only = [one.drive for one in opened.drives if not one.file.is_writable]
+                geometries = tuple(one.drive.geometry for one in opened.drives)
     except MeshFusionError as error:
-        return PoolProblem("path", error.message, as_fix(error.next_step))
-    return None
+        return PoolLook(PoolProblem("path", error.message, as_fix(error.next_step)))
+    warnings = [drive.told for drive in (*found.absent, *failed)]
+    warnings += [f"drive {drive.number} is read-only: nothing can be saved on it" for drive in read_only]
+    warnings += [f"{problem}; the other copy is used" for problem in found.label_problems]
+    return PoolLook(None, tuple(warnings), geometries)
 
 
-def room_problem(path: Path, size_bytes: int, data_path: Path | None = None) -> PoolProblem | None:
+class NewPool(NamedTuple):
+    """A pool to be made. ``size_bytes``: of each drive. ``data_paths``: one a drive; none: a file inside ``path``."""
+
+    path: Path
+    size_bytes: int
+    segment_bytes: int
+    data_paths: tuple[Path, ...] = ()
+
+
+def new_geometries(pool: NewPool) -> tuple[SegmentGeometry, ...]:
+    """Of its drives, whose sizes are known to fit. Raises ConfigError for a drive that wants other segments."""
+    return tuple(
+        planned_geometry(number, pool.size_bytes, pool.segment_bytes, data_path)
+        for number, data_path in enumerate(pool.data_paths or (None,))
+    )
+
+
+def room_problem(pool: NewPool) -> PoolProblem | None:
     """Why the data of a new pool would find no room; the place itself is known to be usable."""
-    if data_path is not None:
+    if pool.data_paths:
         try:
-            check_data_path(data_path, size_bytes - size_bytes % LBA_BYTES)
+            check_data_paths(pool.data_paths, pool.size_bytes)
         except MeshFusionError as error:
             return PoolProblem("data_path", error.message, as_fix(error.next_step))
         return None
-    folder = path if path.is_dir() else path.parent
+    folder = pool.path if pool.path.is_dir() else pool.path.parent
     found = os.statvfs(folder)
     free_bytes = found.f_frsize * (found.f_bfree if os.geteuid() == 0 else found.f_bavail)
-    if size_bytes <= free_bytes:
+    if pool.size_bytes <= free_bytes:
         return None
     return PoolProblem(
         "size",
@@ -61,14 +101,19 @@ def room_problem(path: Path, size_bytes: int, data_path: Path | None = None) -> 
     )
 
 
-def without_effect(path: Path, *, size_bytes: int | None, segment_bytes: int | None) -> tuple[str, ...]:
-    """Which of the sizes, None where none is configured, differ from those of the pool that exists at ``path``."""
+def without_effect(
+    path: Path, *, size_bytes: int | None, segment_bytes: int | None, data_paths: tuple[Path, ...] = ()
+) -> tuple[str, ...]:
+    """Which of the sizes and drives, None and none where they are not configured, are not those of the pool that exists
+    at ``path``."""
     if pool_is_absent(path):
         return ()
+    layout = PoolLayout(path.absolute())
     try:
-        label = read_label(PoolLayout(path.absolute()))
+        found = find_drives(layout)
     except MeshFusionError:
         return ()  # opening it says so
+    label = found.here[0].label
     pool_segment_bytes = label.segment_lba_count * label.lba_bytes
     head_bytes = label.data_start_lba * label.lba_bytes
     kept = f"has no effect: the pool {path} exists already, with"
@@ -79,4 +124,13 @@ def without_effect(path: Path, *, size_bytes: int | None, segment_bytes: int | N
     if segment_bytes is not None and segment_bytes != pool_segment_bytes:
         size = format_size(pool_segment_bytes)
         notes.append(f"pool.segment_size = {format_size(segment_bytes)} {kept} segments of {size}")
+    if not found.absent:  # else it may be one of those
+        known = {drive.path.resolve() for drive in found.here}
+        pool, size = shlex.quote(str(path)), format_size(label.end_lba * label.lba_bytes)
+        notes += [
+            f"pool.data_path = {data_path} has no effect: the pool {path} exists already, without it; to add it: "
+            f"mfctl jbof add {pool} --size {size} --data-path {shlex.quote(str(data_path))}"
+            for data_path in data_paths
+            if data_path.resolve() not in known
+        ]
     return tuple(notes)

@@ -16,7 +16,7 @@ from meshfusion.dpu.index_files import create_index
 from meshfusion.dpu.owner_lock import OwnerLock, lock_data
 from meshfusion.dpu.pool_dir import PoolLayout, geometry_of, read_label_at, write_new_label
 from meshfusion.dpu.pool_drives import PoolDrives, find_drives, list_of_one, listed_drive
-from meshfusion.dpu.pool_place import CREATING, DATA_POINTER, building, check_free, sync_directory
+from meshfusion.dpu.pool_place import CREATING, DATA_POINTER, building, check_free, own_file, sync_directory
 from meshfusion.dpu.pool_sizes import size_problems, usual_segment_bytes
 from meshfusion.jbof.errors import ConfigError, FormatError, MediaError, MeshFusionError, UnsupportedError
 from meshfusion.jbof.format import DATA_START_LBA, LBA_BYTES
@@ -42,21 +42,49 @@ def create_pool(
     ``segment_bytes`` None: :func:`~meshfusion.dpu.pool_sizes.usual_segment_bytes`.
     ``overwrite_serial``: what is on ``data_path`` may be overwritten if this is its drive's serial, or its own name.
 
-    Raises :class:`ConfigError` for sizes and paths that cannot work, :class:`FormatError` when something is there
-    already, :class:`~meshfusion.jbof.errors.PoolBusyError` while another process creates it, and :class:`MediaError`
-    when the space cannot be had. Nothing half-made is left behind; what a killed process leaves, the next creation
-    removes.
+    Raises :class:`ConfigError` for sizes and paths that cannot work and when something is in ``path`` already,
+    :class:`FormatError` when something is on ``data_path``, :class:`~meshfusion.jbof.errors.PoolBusyError` while
+    another process creates it, and :class:`MediaError` when the space cannot be had. Nothing half-made is left behind;
+    what a killed process leaves, the next creation removes.
     """
+    (label,) = create_pool_of_drives(
+        path,
+        size_bytes=size_bytes,
+        segment_bytes=segment_bytes,
+        data_paths=(data_path,),
+        overwrite_serial=overwrite_serial,
+    )
+    return label
+
+
+def create_pool_of_drives(
+    path: Path,
+    *,
+    size_bytes: int,
+    segment_bytes: int | None = None,
+    data_paths: Sequence[Path | None],
+    overwrite_serial: str | None = None,
+) -> tuple[Label, ...]:
+    """As :func:`create_pool`, with a drive for each of ``data_paths``, None for a file in ``path``; ``size_bytes``: of
+    each. ``overwrite_serial``: of a pool of one drive."""
+    assert data_paths, "a pool without drives"
+    assert len(data_paths) == 1 or overwrite_serial is None, "which of the drives?"
     segment_bytes = usual_segment_bytes(size_bytes) if segment_bytes is None else segment_bytes
     for problem in size_problems(size_bytes, segment_bytes):
         raise ConfigError(problem.problem, next_step=problem.fix)
     size_bytes -= size_bytes % LBA_BYTES
     path = path.absolute()
-    label = _new_label(uuid.uuid4().bytes, 0, size_bytes, segment_bytes, data_path)
+    named = [data_path for data_path in data_paths if data_path is not None]
     try:
-        _check_place(path, data_path)
+        _check_place(path)
+        check_data_paths(named, size_bytes, overwrite_serial)
+        pool_uuid = uuid.uuid4().bytes
+        labels = tuple(
+            _new_label(pool_uuid, number, size_bytes, segment_bytes, data_path)
+            for number, data_path in enumerate(data_paths)
+        )
         with building(path):
-            _build(PoolLayout(path), label, size_bytes, data_path, overwrite_serial)
+            _build(PoolLayout(path), labels, size_bytes, data_paths, overwrite_serial)
     except DataFileError as error:
         if error.errno != errno.EFBIG:
             raise
@@ -68,30 +96,7 @@ def create_pool(
         raise MediaError(
             f"the pool {path} cannot be created: {error}", next_step="check space and permissions of its directory"
         ) from error
-    return label
-
-
-def create_pool_of_drives(
-    path: Path,
-    *,
-    size_bytes: int,
-    segment_bytes: int | None = None,
-    data_paths: Sequence[Path | None],
-) -> None:
-    """As :func:`create_pool`, with a drive for each of ``data_paths``, None for a file in ``path``; ``size_bytes``: of
-    each. What can be known to fail is refused before anything is made; when a later drive fails all the same, the pool
-    is there with those before it.
-    """
-    assert data_paths, "a pool without drives"
-    named = [data_path for data_path in data_paths if data_path is not None]
-    for i, name in enumerate(named):
-        check_exists(name)
-        if any(name.samefile(other) for other in named[:i]):
-            raise ConfigError(f"{name} is named twice", next_step="name each drive once")
-        check_data_path(name, size_bytes - size_bytes % LBA_BYTES)
-    create_pool(path, size_bytes=size_bytes, segment_bytes=segment_bytes, data_path=data_paths[0])
-    for data_path in data_paths[1:]:
-        add_drive(path, size_bytes=size_bytes, data_path=data_path)
+    return labels
 
 
 def add_drive(
@@ -135,7 +140,7 @@ def add_listed_drive(
     for problem in size_problems(size_bytes, listed.segment_bytes):
         raise ConfigError(problem.problem, next_step=problem.fix)
     size_bytes -= size_bytes % LBA_BYTES
-    data = layout.directory / f"data.{number}" if data_path is None else data_path.absolute()
+    data = own_file(layout.directory, number) if data_path is None else data_path.absolute()
     if data_path is not None:
         check_exists(data)
         for drive in drives.here:
@@ -154,6 +159,28 @@ def add_listed_drive(
             listed.with_drive(listed_drive(label, data)),
         )
     return label
+
+
+def planned_geometry(drive_number: int, size_bytes: int, segment_bytes: int, data_path: Path | None) -> SegmentGeometry:
+    """Of a drive that is to be made, of sizes that :func:`~meshfusion.dpu.pool_sizes.size_problems` has nothing
+    against. Raises ConfigError where ``data_path`` is a device that wants segments of other sizes."""
+    whole_bytes = size_bytes - size_bytes % LBA_BYTES
+    return geometry_of(_new_label(bytes(range(16)), drive_number, whole_bytes, segment_bytes, data_path))
+
+
+def check_data_paths(data_paths: Sequence[Path], size_bytes: int, overwrite_serial: str | None = None) -> None:
+    """Can these become the drives of a new pool, ``size_bytes`` of each? Raises what :func:`create_pool_of_drives`
+    would."""
+    if len(data_paths) > MAX_DRIVE_NUMBER + 1:
+        raise ConfigError(
+            f"{len(data_paths)} drives are more than the {MAX_DRIVE_NUMBER + 1} that a pool can have",
+            next_step="name fewer, and make another pool of the others",
+        )
+    for i, data_path in enumerate(data_paths):
+        check_exists(data_path)
+        if any(data_path.samefile(other) for other in data_paths[:i]):
+            raise ConfigError(f"{data_path} is named twice", next_step="name each drive once")
+        check_data_path(data_path, size_bytes - size_bytes % LBA_BYTES, overwrite_serial)
 
 
 def check_exists(data_path: Path) -> None:
@@ -201,7 +228,7 @@ def _what_is_on(data_path: Path) -> str:
     return f"it is drive {label.drive_number} of pool {uuid.UUID(bytes=label.pool_uuid)}"
 
 
-def _check_place(path: Path, data_path: Path | None) -> None:
+def _check_place(path: Path) -> None:
     if path.is_symlink() and not path.exists():
         raise ConfigError(
             f"{path} is a symbolic link to {os.readlink(path)}, which does not exist",
@@ -209,8 +236,6 @@ def _check_place(path: Path, data_path: Path | None) -> None:
         )
     if not path.parent.is_dir():
         raise ConfigError(f"the directory {path.parent} does not exist", next_step=f"mkdir -p {path.parent}")
-    if data_path is not None:
-        check_exists(data_path)
     check_free(path)
 
 
@@ -246,25 +271,33 @@ def _alignment_bytes(data_path: Path | None, segment_bytes: int) -> int:
 
 
 def _build(
-    layout: PoolLayout, label: Label, size_bytes: int, data_path: Path | None, overwrite_serial: str | None
+    layout: PoolLayout,
+    labels: Sequence[Label],
+    size_bytes: int,
+    data_paths: Sequence[Path | None],
+    overwrite_serial: str | None,
 ) -> None:
     """All parts; the index comes to its place last and at once, and without an index this is no pool."""
     index = layout.directory / CREATING / "index"
+    files = [own_file(layout.directory, i) if named is None else named.absolute() for i, named in enumerate(data_paths)]
     with contextlib.ExitStack() as held:
-        if data_path is None:
-            create_data_file(layout.data, size_bytes)
-        else:
-            held.enter_context(lock_data(layout, data_path))  # whoever serves what is on it has it, too
-            check_data_path(data_path, size_bytes, overwrite_serial)
-            (layout.directory / DATA_POINTER).write_text(str(data_path.absolute()))
+        for file, named in zip(files, data_paths, strict=True):
+            if named is None:
+                create_data_file(file, size_bytes)
+            else:
+                held.enter_context(lock_data(layout, file))  # whoever serves what is on it has it, too
+                check_data_path(file, size_bytes, overwrite_serial)
+        if data_paths[0] is not None:
+            (layout.directory / DATA_POINTER).write_text(str(files[0]))
         layout.holders.mkdir(mode=0o700)
-        create_index(index, str(uuid.UUID(bytes=label.pool_uuid)), geometry_of(label).capacity_bytes)
+        pool_uuid = str(uuid.UUID(bytes=labels[0].pool_uuid))
+        geometries = [geometry_of(label) for label in labels]
+        create_index(index, pool_uuid, sum(geometry.capacity_bytes for geometry in geometries))
         sync_directory(index)
-        write_new_label(layout.data, label)
-        listed = (listed_drive(label, layout.data),)
-        pool_uuid = str(uuid.UUID(bytes=label.pool_uuid))
-        segment_bytes = label.segment_lba_count * label.lba_bytes
-        write_drive_list(layout.directory, DriveList(pool_uuid, segment_bytes, label.drive_number + 1, listed))
+        for file, label in zip(files, labels, strict=True):
+            write_new_label(file, label)
+        listed = tuple(listed_drive(label, file) for file, label in zip(files, labels, strict=True))
+        write_drive_list(layout.directory, DriveList(pool_uuid, geometries[0].segment_bytes, len(listed), listed))
         sync_directory(layout.directory)
         index.rename(layout.index)
         sync_directory(layout.directory)

@@ -191,8 +191,21 @@ def check_is_pool(layout: PoolLayout) -> None:
             f"the index of the pool {path} is missing",
             next_step=f"make it anew from what is on the medium: mfctl pool rebuild-index {shlex.quote(str(path))}",
         )
-    create, other = f"mfctl pool create {path} --size 4GiB", "name a pool's directory: other files lie in this place"
-    raise FormatError(f"{path} is not a MeshFusion pool", next_step=create if free else other)
+    raise _no_pool(path, is_free_place=free)
+
+
+def check_was_pool(layout: PoolLayout) -> None:
+    """Of a pool whose index may be gone: is anything there that only a pool has? What is told of its data else tells to
+    remove a directory that may be anything. Raises FormatError."""
+    parts = (layout.index, layout.holders, layout.directory / DATA_POINTER, layout.directory / DRIVE_LIST)
+    if not any(map(os.path.lexists, parts)):
+        raise _no_pool(layout.directory, is_free_place=not os.path.lexists(layout.directory))
+
+
+def _no_pool(path: Path, *, is_free_place: bool) -> FormatError:
+    create = f"mfctl pool create {shlex.quote(str(path))} --size 4GiB"
+    other = "name a pool's directory: other files lie in this place"
+    return FormatError(f"{path} is not a MeshFusion pool", next_step=create if is_free_place else other)
 
 
 class _NextStep(Protocol):
@@ -256,6 +269,7 @@ __all__ = [
     "LIVENESS_SUFFIX",
     "PoolLayout",
     "check_is_pool",
+    "check_was_pool",
     "geometry_of",
     "note_exported",
     "read_data_label",

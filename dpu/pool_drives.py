@@ -17,6 +17,7 @@ from meshfusion.dpu.drive_list import DriveList, ListedDrive, read_drive_list
 from meshfusion.dpu.pool_dir import (
     PoolLayout,
     check_is_pool,
+    check_was_pool,
     geometry_of,
     read_data_label,
     read_label_at,
@@ -59,6 +60,11 @@ class AbsentDrive:
     def known_as(self) -> str:
         return f"{self.number} ({self.name})" if self.name else str(self.number)
 
+    @property
+    def told(self) -> str:
+        """For whoever starts the pool, or may."""
+        return f"drive {self.known_as} is away, and what it holds is not found: {self.problem}"
+
 
 @dataclass(frozen=True, slots=True)
 class PoolDrives:
@@ -80,6 +86,11 @@ class PoolDrives:
     def numbers(self) -> frozenset[int]:
         """Of all drives."""
         return frozenset(drive.number for drive in self.here) | {drive.number for drive in self.absent}
+
+    @property
+    def geometries(self) -> tuple[SegmentGeometry, ...]:
+        """Of those that are here."""
+        return tuple(drive.geometry for drive in self.here)
 
     @property
     def label_problems(self) -> tuple[str, ...]:
@@ -105,6 +116,7 @@ def find_drives_to_index(layout: PoolLayout) -> PoolDrives:
 
     Raises as :func:`find_drives` does, and :class:`WrongDriveError`: where a drive is in another's place, the one that
     belongs there is probably at hand, and must not be left out."""
+    check_was_pool(layout)
     listed = read_drive_list(layout.directory)
     if listed is None:
         return _only_drive(layout)

@@ -5,17 +5,24 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
+import shlex
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from meshfusion.jbof.errors import FormatError, PoolBusyError
+from meshfusion.jbof.errors import ConfigError, PoolBusyError
 
 DATA_POINTER = "data.path"  # present when the data lies outside the pool directory (a block device)
-DRIVE_LIST = "drives"
-NEW_DRIVE_LIST = ".drives.new"  # until it is whole
+DRIVE_LIST, NEW_DRIVE_LIST = "drives", ".drives.new"  # see drive_list.py
 CREATING = ".creating"  # the creator's lock and the index to be; present only while a pool is being made
-_PARTS = ("data", DATA_POINTER, "holders", DRIVE_LIST, NEW_DRIVE_LIST)  # made before the index
+# Made before the index.
+_PARTS = re.compile(rf"data(\.\d+)?|{re.escape(DATA_POINTER)}|holders|{DRIVE_LIST}|{re.escape(NEW_DRIVE_LIST)}")
+
+
+def own_file(path: Path, drive_number: int) -> Path:
+    """Where the data of a drive lies that is a file inside the pool's directory ``path``."""
+    return path / (f"data.{drive_number}" if drive_number else "data")
 
 
 def is_free(path: Path) -> bool:
@@ -39,8 +46,20 @@ def check_not_in_progress(path: Path) -> None:
 
 
 def check_free(path: Path) -> None:
-    if not is_free(path):
-        raise FormatError(f"{path} exists and is not empty", next_step="choose a new directory for the pool")
+    """Raises ConfigError where no pool can be created in ``path``, and OSError as :func:`is_free`."""
+    if is_free(path):
+        return
+    if path.is_dir() and {"index", "holders"} <= set(os.listdir(path)):
+        shown = shlex.quote(str(path))
+        raise ConfigError(
+            f"there is a pool in {path} already",
+            next_step=f"use it, see mfctl pool status {shown}; or choose a new directory; or, when nobody needs what "
+            f"it holds, remove it first: rm -r {shown}",
+        )
+    raise ConfigError(
+        f"{path} exists and is not empty" if path.is_dir() else f"{path} exists and is no directory",
+        next_step="choose a new directory for the pool, or an empty one",
+    )
 
 
 @contextlib.contextmanager
@@ -121,13 +140,13 @@ def _strangers(path: Path) -> set[str]:
     """What lies in the directory ``path`` and neither is to be expected there nor left by a killed creation."""
     names = set(os.listdir(path)) - {"lost+found"}  # the root of an ext4 filesystem has that
     if CREATING in names and "index" not in names:
-        names -= {CREATING, *_PARTS}
+        names = {name for name in names if name != CREATING and not _PARTS.fullmatch(name)}
     return names
 
 
 def _remove_parts(path: Path) -> None:
     """Remove what a creation makes before its end; its lock stays."""
-    for name in _PARTS:
+    for name in filter(_PARTS.fullmatch, os.listdir(path)):
         with contextlib.suppress(FileNotFoundError):
             (path / name).rmdir() if name == "holders" else (path / name).unlink()
     shutil.rmtree(path / CREATING / "index", ignore_errors=True)

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from meshfusion.dpu.api.liveness import forget_liveness, take_liveness_away
+from meshfusion.dpu.budgets import SpentBudgets, spent_budgets
 from meshfusion.dpu.drive_list import read_drive_list, write_drive_list
 from meshfusion.dpu.index_files import create_index, open_index
 from meshfusion.dpu.index_scan import refuse_other_pool
@@ -53,13 +54,15 @@ HasHosts = Callable[[uuid.UUID, str], bool]
 @dataclass(frozen=True, slots=True)
 class RebuiltIndex:
     """``epoch``: the new index's. ``reads`` and ``blocks_read``: what it took. ``reads_failed``: passed over.
-    ``drives_left_out``: their numbers, and why each is away."""
+    ``drives_left_out``: their numbers, and why each is away. ``budgets``: what was written in the last day, the medium
+    does not tell, so all of it counts as spent."""
 
     report: RebuildReport
     epoch: int
     reads: int
     blocks_read: int
     reads_failed: int
+    budgets: SpentBudgets
     drives_left_out: tuple[tuple[int, str], ...] = ()
 
 
@@ -137,7 +140,8 @@ def _build(
         index.apply(NoteBudget(number, 0) for number in sorted(drives.numbers))
     sync_directory(new)
     left_out = tuple(sorted((drive.number, drive.problem.message) for drive in drives.absent))
-    return RebuiltIndex(report, epoch, reader.reads, reader.blocks_read, reader.reads_failed, left_out)
+    budgets = spent_budgets(drives.geometries)
+    return RebuiltIndex(report, epoch, reader.reads, reader.blocks_read, reader.reads_failed, budgets, left_out)
 
 
 def _last_epoch(reader: _Reader, drive: Drive) -> int:

@@ -13,7 +13,7 @@ from meshfusion.dpu.index_proof import WHOLE_SCAN_S
 from meshfusion.dpu.index_scan import scan_in_child
 from meshfusion.dpu.owner_lock import OwnerLock
 from meshfusion.dpu.pool_dir import PoolLayout
-from meshfusion.dpu.pool_drives import find_drives
+from meshfusion.dpu.pool_drives import find_drives, list_of_one
 from meshfusion.dpu.pool_rebuild import refuse_holders
 from meshfusion.jbof.errors import ConfigError
 from meshfusion.jbof.pool_addresses import MAX_DRIVE_SEGMENTS, first_segment
@@ -22,15 +22,19 @@ from meshfusion.jbof.pool_addresses import MAX_DRIVE_SEGMENTS, first_segment
 def set_draining(path: Path, number: int, *, is_draining: bool) -> None:
     """From its next start the service writes nothing new to that drive, or does again; what it holds is served.
 
-    Raises PoolBusyError while somebody has the pool, and ConfigError for a drive that it does not have.
+    Raises PoolBusyError while somebody has the pool, and ConfigError for a drive that it does not have, or that is its
+    only one.
     """
     layout = PoolLayout(path.absolute())
-    owner = OwnerLock.take(layout, find_drives(layout).paths)
+    found = find_drives(layout)
+    owner = OwnerLock.take(layout, found.paths)
     try:
-        listed = list_of(layout)
+        listed = read_drive_list(layout.directory) or list_of_one(found)
         drive = listed.find(number)
         if drive is None:
             raise unknown_drive(layout, listed, number)
+        if not is_draining and not drive.is_draining:
+            return
         if is_draining and listed.only is not None:
             raise only_drive(layout)
         write_drive_list(layout.directory, listed.with_drive(replace(drive, is_draining=is_draining)))
@@ -49,13 +53,11 @@ def remove_drive(path: Path, number: int) -> int:
     found = find_drives(layout)
     owner = OwnerLock.take(layout, found.paths)
     try:
-        listed = list_of(layout)
+        listed = read_drive_list(layout.directory) or list_of_one(found)
         if number >= listed.next_number or number < 0:
             raise unknown_drive(layout, listed, number)
         if {drive.number for drive in listed.drives} == {number}:
-            raise ConfigError(
-                f"drive {number} is the only one of {path}", next_step="remove the pool's directory instead"
-            )
+            raise only_drive(layout)
         refuse_holders(layout, uuid.UUID(listed.pool_uuid), None)
         drive = listed.find(number)
         # Before the index: of a drive that is listed, segments that the index does not know would count as never used.
@@ -82,8 +84,8 @@ def list_of(layout: PoolLayout) -> DriveList:
 
 def only_drive(layout: PoolLayout) -> ConfigError:
     """Who is asked to go without it."""
-    path = shlex.quote(str(layout.directory))
-    return ConfigError(f"{layout.directory} has one drive", next_step=f"add another first: mfctl jbof add {path}")
+    add = f"mfctl jbof add {shlex.quote(str(layout.directory))} --size SIZE"
+    return ConfigError(f"{layout.directory} has one drive", next_step=f"add another first: {add}")
 
 
 def unknown_drive(layout: PoolLayout, listed: DriveList, number: int) -> ConfigError:

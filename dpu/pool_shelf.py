@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from meshfusion.dpu.budgets import Budgets
-from meshfusion.dpu.pool_drives import PoolDrive, PoolDrives
+from meshfusion.dpu.pool_drives import AbsentDrive, PoolDrive, PoolDrives
 from meshfusion.dpu.pool_medium import FileMedium, PoolMedium, ShelfMedium, refuse_old_index
 from meshfusion.jbof.errors import FormatError, MediaError
 from meshfusion.jbof.pool_addresses import drive_of_segment
@@ -42,20 +42,27 @@ class OpenDrives:
         """All drives that are here. One of several that cannot be opened is left out, and that is told; raises
         :class:`~meshfusion.jbof.media.faults.DataFileError` when none can."""
         for drive in found.absent:
-            logger.error("drive %s is away, and what it holds is not found: %s", drive.known_as, drive.problem)
+            logger.error("%s", drive.told)
+        opened, failed = cls.examine(found)
+        for drive in failed:
+            logger.error("%s", drive.told)
+        return opened
+
+    @classmethod
+    def examine(cls, found: PoolDrives) -> tuple[OpenDrives, tuple[AbsentDrive, ...]]:
+        """As :meth:`open`, for whoever only wants to know; and those that are here and cannot be opened."""
         drives: list[OpenDrive] = []
-        errors: list[MediaError] = []
+        failed: list[AbsentDrive] = []
         for here in found.here:
             try:
                 file = FileMedium.open(here.path)
             except MediaError as error:
-                logger.error("drive %d is away, and what it holds is not found: %s", here.number, error)
-                errors.append(error)
+                failed.append(AbsentDrive(here.number, error, here.label.drive_name))
             else:
                 drives.append(OpenDrive(here, file, file.is_writable and not here.is_draining))
         if not drives:
-            raise errors[0]
-        return cls(tuple(drives), found.numbers)
+            raise failed[0].problem
+        return cls(tuple(drives), found.numbers), tuple(failed)
 
     def owned(self, take: Callable[[int, Path], None]) -> OpenDrives:
         """Those that may be written, taken with ``take``. One of several that cannot be asked is only read.
@@ -124,8 +131,7 @@ class OpenDrives:
         are too small."""
         last_seq = max((record.opened_seq for record in records), default=0)
         geometries = [one.drive.geometry for one in self.drives]
-        for geometry in geometries:
-            budgets.check(geometry)
+        budgets.check(*geometries)
         return Shelf(
             (
                 ShelfDrive(_table(one, records), one.takes_segments, budget=budgets.of(geometry, now_s))

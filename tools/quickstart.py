@@ -22,7 +22,7 @@ from rich.table import Table
 
 from meshfusion.jbof.errors import MediaError, MeshFusionError, PoolBusyError, ServiceError
 from meshfusion.tools.engine_process import engine_process, wait_for_saves
-from meshfusion.tools.mfctl.output import EXIT_INTERRUPTED, report_error, report_json, wants_json
+from meshfusion.tools.mfctl.output import EXIT_INTERRUPTED, report_error, report_object, wanted_format
 from meshfusion.tools.quickstart_engine import EngineTask
 from meshfusion.tools.quickstart_inputs import (
     ANSWER_TOKENS,
@@ -93,14 +93,20 @@ def main(model: Path | None, context: int, document: Path, pool_size: str, outpu
 def cli(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status. Errors go to standard error, as JSON if that was asked for."""
     given = sys.argv[1:] if arguments is None else list(arguments)
-    as_json = wants_json(given)
+    output_format = wanted_format(given)
     try:
         main.main(given, prog_name="tools/quickstart", standalone_mode=False)
     except MeshFusionError as error:
-        return report_error(error, as_json=as_json)
+        return report_error(error, output_format)
     except click.ClickException as error:
-        if as_json:
-            report_json(type(error).__name__, error.format_message(), "see tools/quickstart --help", error.exit_code)
+        if output_format != "table":
+            report_object(
+                type(error).__name__,
+                error.format_message(),
+                "see tools/quickstart --help",
+                error.exit_code,
+                output_format,
+            )
         else:
             error.show()
         return error.exit_code
@@ -111,7 +117,7 @@ def cli(arguments: Sequence[str] | None = None) -> int:
         if error.filename is None:
             raise  # not about a file: a defect, wants its traceback
         told = MediaError(f"{error.filename}: {error.strerror}", next_step="check the path, permissions and space")
-        return report_error(told, as_json=as_json)
+        return report_error(told, output_format)
     return 0
 
 

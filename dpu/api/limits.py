@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence, Sized
 from operator import gt
+from typing import Final
 
 from meshfusion.dpu.api.types import IDENTITY_BYTES, KEY_BYTES, GroupKeys
 from meshfusion.jbof.errors import ServiceError
@@ -27,6 +28,24 @@ MAX_TEXT_CHARS = 4_096
 MAX_UINT32 = 2**32 - 1
 # Signed: what the index, numpy and O_DIRECT offsets can hold.
 MAX_INT = 2**63 - 1
+
+# What, how many of it, where: for docs/mfctl.md.
+LIMITS: Final[tuple[tuple[str, int, str], ...]] = (
+    ("bytes of a message", MAX_MESSAGE_BYTES, "of every request and answer"),
+    (
+        "chunks of a lookup",
+        MAX_KEYS_PER_MATCH,
+        "of all its KV groups together; a release may name as many leases",
+    ),
+    ("KV groups of a lookup", MAX_GROUPS, "each may be asked for once"),
+    ("chunks of a reservation", MAX_ITEMS, "as many in a commit; one of each KV group counts"),
+    ("shards of a chunk", MAX_SHARDS, "one for each rank that holds other bytes"),
+    ("units of a shard", MAX_UNITS_PER_SHARD, "blocks, or snapshots of a state"),
+    ("chunks of a listing", MAX_LIST_LIMIT, "`mfctl chunk ls` asks as often as it needs"),
+    ("namespaces, portals", MAX_NAMESPACES, "in the answer to an engine that attaches"),
+    ("characters of a name", MAX_ID_CHARS, "of a holder, a request, a tenant, a version"),
+    ("characters of a text", MAX_TEXT_CHARS, "a path, a reason"),
+)
 
 
 class MalformedMessageError(ServiceError):

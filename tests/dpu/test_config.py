@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -17,21 +18,22 @@ from meshfusion.dpu.config import (
     LeaseConfig,
     MediumConfig,
     ServiceConfig,
-    check_service_config,
+    examine_service_config,
     load_service_config,
     notes_on_pool,
 )
 from meshfusion.dpu.config_example import example_service_config
 from meshfusion.dpu.config_exports import ExportsConfig, SpdkConfig, parse_portal
 from meshfusion.dpu.export.desired import Address
-from meshfusion.dpu.pool import PoolOptions
+from meshfusion.dpu.pool import Pool, PoolOptions
+from meshfusion.dpu.pool_create import add_drive, create_pool_of_drives
 from meshfusion.dpu.pool_tending import Policy
 from meshfusion.dpu.running_drives import DriveOptions
 from meshfusion.dpu.yaml_document import parse_yaml, read_yaml
 from meshfusion.jbof.config_problems import ConfigProblemsError
-from meshfusion.jbof.errors import ConfigError
+from meshfusion.jbof.errors import ConfigError, FormatError
 from meshfusion.jbof.sizes import format_size, parse_size_bytes
-from tests.dpu.pool_cases import SIZE_BYTES, make_pool
+from tests.dpu.pool_cases import SEGMENT_BYTES, SIZE_BYTES, make_pool
 
 
 def write(tmp_path: Path, text: str) -> Path:
@@ -235,14 +237,14 @@ def test_a_bad_address_gets_its_hint_once(tmp_path: Path) -> None:
 
 def closely(path: Path) -> list[str]:
     with pytest.raises(ConfigProblemsError) as caught:
-        check_service_config(read_yaml(path), str(path), closely=True)
+        examine_service_config(path, read_yaml(path))
     return [str(p) for p in caught.value.problems]
 
 
 def test_a_pool_that_exists_is_opened_when_looked_at_closely(tmp_path: Path) -> None:
     make_pool(tmp_path / "pool")
     file = write(tmp_path, GOOD)
-    check_service_config(read_yaml(file), "f", closely=True)
+    examine_service_config(file, read_yaml(file))
     os.truncate(tmp_path / "pool" / "data", 4096)
     load_service_config(file)
     (problem,) = closely(file)
@@ -270,6 +272,131 @@ def test_sizes_without_effect_are_noted(tmp_path: Path) -> None:
         f"pool.size = 4GiB has no effect: the pool {pool} exists already, with a size of {format_size(SIZE_BYTES)}",
         f"pool.segment_size = 2MiB has no effect: the pool {pool} exists already, with segments of 1MiB",
     )
+
+
+def of_drives(tmp_path: Path, *names: str, size_bytes: int = SIZE_BYTES) -> str:
+    """A configuration of a new pool on these files, blank."""
+    for name in names:
+        (tmp_path / name).touch()
+        os.truncate(tmp_path / name, size_bytes)
+    listed = ", ".join(f"$TMP/{name}" for name in names)
+    return GOOD.replace("4GiB", f"{SIZE_BYTES}, segment_size: 1MiB, data_path: [{listed}]")
+
+
+def test_a_new_pool_of_several_drives(tmp_path: Path) -> None:
+    config = load_service_config(write(tmp_path, of_drives(tmp_path, "a", "b")))
+    assert config.pool.data_path == (tmp_path / "a", tmp_path / "b")
+    one = GOOD.replace("size: 4GiB", "size: 4GiB, data_path: $TMP/a")
+    assert load_service_config(write(tmp_path, one)).pool.data_path == (tmp_path / "a",)
+
+
+@pytest.mark.parametrize(
+    ("data_path", "problem"),
+    [
+        ("[]", r"pool\.data_path = \[\]: names nothing; name one path or more"),
+        ("[$TMP/a, b]", r"pool\.data_path = .*'b': must be an absolute path"),
+        ("[$TMP/a, $TMP/a]", r"pool\.data_path = .*: names .*/a twice; name each drive once"),
+        ("[$TMP/a, 7]", r"pool\.data_path = .*'7': must be a path"),
+        ("[$TMP/a, $TMP/none]", r"pool\.data_path = '.*/none': does not exist"),
+    ],
+)
+def test_drives_that_cannot_be(tmp_path: Path, data_path: str, problem: str) -> None:
+    text = re.sub(r"data_path: \[.*?\]", lambda _: f"data_path: {data_path}", of_drives(tmp_path, "a"))
+    (found,) = problems_of(write(tmp_path, text))
+    assert re.match(f"line 3: {problem}", found), found
+
+
+def test_every_drive_of_a_new_pool_is_looked_at(tmp_path: Path) -> None:
+    text = of_drives(tmp_path, "a", "b")
+    examine_service_config(write(tmp_path, text), read_yaml(write(tmp_path, text)))
+    os.truncate(tmp_path / "b", SIZE_BYTES // 2)
+    (problem,) = closely(write(tmp_path, text))
+    assert f"{tmp_path}/b has {SIZE_BYTES // 2} bytes, the pool wants {SIZE_BYTES}" in problem
+    (tmp_path / "b").unlink()
+    (tmp_path / "b").symlink_to(tmp_path / "a")
+    (problem,) = closely(write(tmp_path, text))
+    assert f"{tmp_path}/b is named twice" in problem
+
+
+def test_drives_that_a_pool_does_not_have_are_noted(tmp_path: Path) -> None:
+    of_drives(tmp_path, "a", "b")
+    make_pool(tmp_path / "pool", tmp_path / "a")
+    text = GOOD.replace("4GiB", f"{SIZE_BYTES}, data_path: [$TMP/a, $TMP/b]")
+    (note,) = notes_on_pool(load_service_config(write(tmp_path, text)).pool)
+    assert note == (
+        f"pool.data_path = {tmp_path}/b has no effect: the pool {tmp_path}/pool exists already, without it; to add it: "
+        f"mfctl jbof add {tmp_path}/pool --size {format_size(SIZE_BYTES)} --data-path {tmp_path}/b"
+    )
+    add_drive(tmp_path / "pool", size_bytes=SIZE_BYTES, data_path=tmp_path / "b")
+    assert notes_on_pool(load_service_config(write(tmp_path, text)).pool) == ()
+
+
+TOO_LITTLE = "medium: {drive_writes_per_day: 0.1}\n"
+
+
+def test_a_budget_below_a_segment_is_refused_before_a_pool_is_made(tmp_path: Path) -> None:
+    """Six segments: a quarter of a day's bytes is a segment from 4 / 6 writes a day on."""
+    text = of_drives(tmp_path, "a", "b") + TOO_LITTLE
+    (problem,) = problems_of(write(tmp_path, text))
+    assert problem.startswith("line 4: medium.drive_writes_per_day = 0.1: a quarter of what drive 0 may be written")
+    assert "use 0.667 or more" in problem
+    load_service_config(write(tmp_path, text.replace("0.1", "0.667")))
+
+
+def test_of_a_pool_that_exists_the_check_tells_the_budget_in_the_words_of_the_service(tmp_path: Path) -> None:
+    make_pool(tmp_path / "pool")
+    file = write(tmp_path, GOOD + TOO_LITTLE)
+    with pytest.raises(ConfigError) as refused:
+        Pool.open(tmp_path / "pool", PoolOptions(drive_writes_per_day=0.1))
+    (problem,) = closely(file)
+    assert problem == f"line 4: {refused.value.message}; {refused.value.next_step}"
+
+
+def test_a_drive_that_is_away_is_a_warning_in_the_words_of_the_service(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    create_pool_of_drives(
+        tmp_path / "pool", size_bytes=SIZE_BYTES, segment_bytes=SEGMENT_BYTES, data_paths=[None, None]
+    )
+    file = write(tmp_path, GOOD)
+    assert examine_service_config(file, read_yaml(file))[1] == ()
+    (tmp_path / "pool" / "data.1").unlink()
+    caplog.clear()
+    (warning,) = examine_service_config(file, read_yaml(file))[1]
+    assert warning.startswith(f"drive 1 is away, and what it holds is not found: {tmp_path}/pool/data.1 is missing")
+    Pool.open(tmp_path / "pool").close()
+    assert warning in caplog.messages
+
+
+def test_an_index_that_the_service_would_refuse_is_a_problem(tmp_path: Path) -> None:
+    pool = tmp_path / "pool"
+    make_pool(pool)
+    shutil.copytree(pool / "index", tmp_path / "copy")
+    Pool.open(pool).close()
+    Pool.open(pool).close()
+    shutil.rmtree(pool / "index")
+    shutil.copytree(tmp_path / "copy", pool / "index")
+    with pytest.raises(FormatError) as refused:
+        Pool.open(pool)
+    (problem,) = closely(write(tmp_path, GOOD))
+    assert refused.value.message in problem
+    assert "is an old copy" in problem
+
+
+@pytest.mark.parametrize("section", ["medium", "leases", "drives", "log", "exports"])
+@pytest.mark.parametrize("below", ["", "\n  # lease_ttl_s: 30.0", " {}"])
+def test_a_section_with_nothing_below_it_has_the_defaults(tmp_path: Path, section: str, below: str) -> None:
+    if section == "exports" and "{" in below:
+        return  # a mapping that lacks what is required
+    assert load_service_config(write(tmp_path, f"{GOOD}{section}:{below}\n")) == load_service_config(
+        write(tmp_path, GOOD)
+    )
+
+
+def test_a_pool_with_nothing_below_it_lacks_its_path(tmp_path: Path) -> None:
+    assert problems_of(write(tmp_path, "listen: unix://$TMP/s\npool:\n")) == [
+        "line 2: pool.path: is missing; add path: /var/lib/meshfusion/pool"
+    ]
 
 
 def test_duplicate_keys_are_told(tmp_path: Path) -> None:

@@ -268,7 +268,7 @@ def test_creation_refuses_what_cannot_work(tmp_path: Path) -> None:
         make_pool(tmp_path / "p", tmp_path / "no-device")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
-    with pytest.raises(FormatError, match="not empty"):
+    with pytest.raises(ConfigError, match="not empty"):
         make_pool(tmp_path / "full")
     assert [entry.name for entry in tmp_path.iterdir()] == ["full"]
 

@@ -12,19 +12,23 @@ import threading
 import uuid
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from meshfusion.dpu import pool_create, pool_dir
+from meshfusion.dpu.drive_list import read_drive_list
 from meshfusion.dpu.pool import Pool, create_pool, inspect_pool
+from meshfusion.dpu.pool_create import create_pool_of_drives
 from meshfusion.dpu.pool_dir import PoolLayout
 from meshfusion.dpu.pool_drives import WrongDriveError
 from meshfusion.dpu.pool_place import is_free
 from meshfusion.dpu.pool_sizes import size_problems, usual_segment_bytes
 from meshfusion.jbof.errors import ConfigError, FormatError, MediaError, MeshFusionError, PoolBusyError
+from meshfusion.jbof.label import Label
 from meshfusion.jbof.media.faults import DataFileError, MediaFault
 from meshfusion.jbof.sizes import format_size, parse_size_bytes
-from tests.dpu.pool_cases import SEGMENT_BYTES, SIZE_BYTES, Holder, make_pool
+from tests.dpu.pool_cases import SEGMENT_BYTES, SEGMENT_COUNT, SIZE_BYTES, Holder, make_pool
 
 ROOT = Path(__file__).parents[2]
 
@@ -131,9 +135,70 @@ make_pool(pathlib.Path({str(tmp_path / "p")!r}))
 def test_what_lies_beside_a_killed_creation_is_kept(tmp_path: Path) -> None:
     (tmp_path / ".creating").mkdir()
     (tmp_path / "mine").touch()
-    with pytest.raises(FormatError, match="not empty"):
+    with pytest.raises(ConfigError, match="not empty"):
         make_pool(tmp_path)
     assert (tmp_path / "mine").exists()
+
+
+def test_what_is_there_already_is_told_apart(tmp_path: Path) -> None:
+    make_pool(tmp_path / "p")
+    with pytest.raises(ConfigError, match=r"there is a pool in .*/p already") as told:
+        make_pool(tmp_path / "p", data_path=tmp_path / "none")
+    assert f"mfctl pool status {tmp_path}/p" in told.value.next_step
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="exists and is no directory"):
+        make_pool(tmp_path / "file")
+    assert_works(tmp_path / "p")
+
+
+def blank(path: Path) -> Path:
+    path.touch()
+    os.truncate(path, SIZE_BYTES)
+    return path
+
+
+def test_of_several_drives_all_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last one fails, after all that is done before its label."""
+    outside = blank(tmp_path / "outside")
+    write = pool_dir.write_new_label
+
+    def fail_at_last(path: Path, label: Label) -> None:
+        if label.drive_number == 2:
+            raise DataFileError(MediaFault.IO, "writing failed", path, errno_=errno.EIO)
+        write(path, label)
+
+    monkeypatch.setattr(pool_create, "write_new_label", fail_at_last)
+    kwargs: dict[str, Any] = {"size_bytes": SIZE_BYTES, "segment_bytes": SEGMENT_BYTES}
+    with pytest.raises(DataFileError, match="writing failed"):
+        create_pool_of_drives(tmp_path / "p", data_paths=[None, outside, None], **kwargs)
+    assert not (tmp_path / "p").exists()
+    monkeypatch.undo()
+    labels = create_pool_of_drives(tmp_path / "p", data_paths=[None, blank(tmp_path / "b"), None], **kwargs)
+    assert [label.drive_number for label in labels] == [0, 1, 2]
+    assert len({label.drive_uuid for label in labels}) == 3
+    assert inspect_pool(tmp_path / "p").segment_count == 3 * SEGMENT_COUNT
+    listed = read_drive_list(tmp_path / "p")
+    assert listed is not None
+    assert listed.next_number == 3
+    assert [drive.path for drive in listed.drives] == [tmp_path / "p/data", tmp_path / "b", tmp_path / "p/data.2"]
+
+
+def test_a_killed_creation_of_several_drives_is_taken_over(tmp_path: Path) -> None:
+    code = f"""
+import os, pathlib, signal
+from meshfusion.dpu import pool_create
+pool_create.sync_directory = lambda path: path.name == "index" or os.kill(os.getpid(), signal.SIGKILL)
+pool_create.create_pool_of_drives(
+    pathlib.Path({str(tmp_path / "p")!r}), size_bytes={SIZE_BYTES}, segment_bytes={SEGMENT_BYTES}, data_paths=[None] * 3
+)
+"""
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == -signal.SIGKILL
+    left = {entry.name for entry in (tmp_path / "p").iterdir()}
+    assert left == {".creating", "data", "data.1", "data.2", "drives", "holders"}
+    make_pool(tmp_path / "p")
+    assert_works(tmp_path / "p")
+    assert {e.name for e in (tmp_path / "p").iterdir()} >= {"data", "index"}
+    assert not {"data.1", "data.2"} & {entry.name for entry in (tmp_path / "p").iterdir()}
 
 
 def test_a_creation_in_progress_is_left_alone(tmp_path: Path) -> None:
@@ -157,7 +222,7 @@ def test_of_many_creators_one_wins(tmp_path: Path) -> None:
         start.wait()
         try:
             make_pool(tmp_path / "p")
-        except (PoolBusyError, FormatError) as error:
+        except (PoolBusyError, ConfigError) as error:
             errors.append(error)
 
     threads = [threading.Thread(target=create) for _ in range(6)]

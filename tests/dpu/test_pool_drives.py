@@ -184,7 +184,7 @@ def test_a_removed_drive_takes_its_chunks_along(path: Path) -> None:
     assert remove_drive(path, 0) == drives[0], "the first one is as any other"
     assert not (path / "data").exists()
     assert found(path, 12) == drives[2]
-    with pytest.raises(ConfigError, match="the only one"):
+    with pytest.raises(ConfigError, match="has one drive"):
         remove_drive(path, 2)
 
 
@@ -236,7 +236,9 @@ def test_what_cannot_be_added(path: Path, tmp_path: Path) -> None:
     other.touch()
     os.truncate(other, SIZE_BYTES)
     with pytest.raises(ConfigError, match="named twice"):
-        create_pool_of_drives(tmp_path / "new", size_bytes=SIZE_BYTES, data_paths=[other, other])
+        create_pool_of_drives(
+            tmp_path / "new", size_bytes=SIZE_BYTES, segment_bytes=SEGMENT_BYTES, data_paths=[other, other]
+        )
     make_pool(tmp_path / "served", other)
     with Pool.open(tmp_path / "served"), pytest.raises(PoolBusyError):
         add_drive(path, size_bytes=SIZE_BYTES, data_path=other, overwrite_serial="other")
@@ -259,8 +261,17 @@ def test_unknown_numbers_are_refused(path: Path, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=f"no drive {number}"):
             set_draining(path, number, is_draining=True)
     make_pool(tmp_path / "single")
-    with pytest.raises(ConfigError, match="the only one"):
+    with pytest.raises(ConfigError, match="has one drive") as told:
         remove_drive(tmp_path / "single", 0)
+    assert told.value.next_step == f"add another first: mfctl jbof add {tmp_path}/single --size SIZE"
+    with pytest.raises(ConfigError, match="has one drive"):
+        set_draining(tmp_path / "single", 0, is_draining=True)
+    set_draining(tmp_path / "single", 0, is_draining=False)
+    for number in (1, 9):
+        with pytest.raises(ConfigError, match=f"has no drive {number}"):
+            remove_drive(tmp_path / "single", number)
+        with pytest.raises(ConfigError, match=f"has no drive {number}"):
+            set_draining(tmp_path / "single", number, is_draining=False)
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"version": 2}', '{"version": 1, "drives": []}'])

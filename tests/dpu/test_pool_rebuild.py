@@ -90,17 +90,33 @@ def test_a_lost_index_is_found_again(path: Path) -> None:
         fill_completely(pool)
 
 
+@pytest.mark.parametrize("made", [[], ["letters"], ["data"]])
+def test_nobody_is_told_to_remove_a_directory_that_is_no_pool(tmp_path: Path, made: list[str]) -> None:
+    mine = tmp_path / "mine"
+    if made:
+        mine.mkdir()
+    for name in made:
+        (mine / name).write_text("not to be lost")
+    with pytest.raises(FormatError, match="is not a MeshFusion pool") as told:
+        rebuild_index(mine)
+    assert "rm -r" not in told.value.next_step
+    assert not (mine / "owner.lock").exists()
+
+
 def test_a_new_index_does_not_fill_budgets_anew(path: Path) -> None:
     now_s = [0.0]
     options = PoolOptions(drive_writes_per_day=1.0, policy=Policy.EVERYTHING)  # six segments, and 1.5 at once
     with Pool.open(path, options, clock=lambda: now_s[0]) as pool, Holder(pool) as holder:
         assert holder.put(0, FULL_SEGMENT_UNITS)
         assert holder.reserve(1, FULL_SEGMENT_UNITS).outcome is ReserveOutcome.NO_SPACE
-    rebuild_index(path)
+    spent = rebuild_index(path).budgets
     with Pool.open(path, options, clock=lambda: now_s[0]) as pool, Holder(pool) as holder:
         assert holder.reserve(1, FULL_SEGMENT_UNITS).outcome is ReserveOutcome.NO_SPACE
-        now_s[0] += DAY_S
-        assert holder.put(1, FULL_SEGMENT_UNITS), "and they fill with time"
+        now_s[0] += spent.first_segment_s_at_1_dwpd - 60
+        assert holder.reserve(1, FULL_SEGMENT_UNITS).outcome is ReserveOutcome.NO_SPACE
+        now_s[0] += 61
+        assert holder.put(1, FULL_SEGMENT_UNITS), "and they fill with time, as was told"
+    assert spent.first_segment_s_at_1_dwpd == pytest.approx(DAY_S / 0.75 / SEGMENT_COUNT)
 
 
 def test_reads_are_counted(path: Path) -> None:

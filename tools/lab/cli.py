@@ -14,7 +14,7 @@ import click
 
 from meshfusion.tools.lab.machine import KINDS, Kind
 from meshfusion.tools.lab.places import Places, default_cache
-from meshfusion.tools.mfctl.output import format_option, print_fields, print_json
+from meshfusion.tools.mfctl.output import format_option, print_document, print_fields
 
 if TYPE_CHECKING:
     from meshfusion.tools.lab.guest import GuestRun
@@ -26,14 +26,25 @@ SHELL_DEADLINE_S = 8 * 3600.0
 MAX_REPORTED_BYTES = 1 << 20
 PASSED_ON = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 
-kind_option = click.option("--kind", type=click.Choice(KINDS), help="uml: fast; tcg: with NVMe drives.  [default: uml]")
-memory_option = click.option("--memory", "memory_mib", type=click.IntRange(min=128), help="MiB.  [default: 1536]")
+kind_option = click.option(
+    "--kind", type=click.Choice(KINDS), show_default="uml", help="uml: fast; tcg: with NVMe drives."
+)
+memory_option = click.option(
+    "--memory",
+    "memory_mib",
+    type=click.IntRange(min=128),
+    metavar="MIB",
+    show_default="1536",
+    help="The guest's memory.",
+)
 out_option = click.option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),
     help="Folder that is the guest's /out: only what it writes there stays.",
 )
-env_option = click.option("-e", "--env", "variables", multiple=True, help="NAME=VALUE, or NAME to pass it on.")
+env_option = click.option(
+    "-e", "--env", "variables", multiple=True, metavar="NAME[=VALUE]", help="To set, or to pass on; repeatable."
+)
 fresh_option = click.option("--fresh", is_flag=True, help="A guest of its own even if one is up.")
 
 
@@ -52,8 +63,16 @@ def lab() -> None:
 @out_option
 @env_option
 @fresh_option
-@click.option("--deadline", "deadline_s", default=300.0, show_default=True, help="Seconds until it is ended.")
-@click.option("--drive", "drives", multiple=True, help="For tcg, an NVMe drive: MIB, or MIB,zone=MIB for a zoned one.")
+@click.option(
+    "--deadline", "deadline_s", default=300.0, show_default=True, metavar="SECONDS", help="Until it is ended."
+)
+@click.option(
+    "--drive",
+    "drives",
+    multiple=True,
+    metavar="MIB[,zone=MIB]",
+    help="For tcg, an NVMe drive, or a zoned one; repeatable.",
+)
 @format_option
 @click.argument("command", nargs=-1, required=True)
 def run(
@@ -69,7 +88,7 @@ def run(
 ) -> None:
     """Run COMMAND in the guest that is up, else in one of its own. Exits as COMMAND does.
 
-    With --format json, prints one object with the exit code, the times and the output's last MiB.
+    With --format json or yaml, prints one object with the exit code, the times and the output's last MiB.
     """
     guest_run = _guest_run(command, kind, memory_mib, out, variables, deadline_s, drives)
     kept = None if fresh else _kept(kind, memory_mib, out, drives)
@@ -108,7 +127,12 @@ def shell(
 @memory_option
 @out_option
 @click.option(
-    "--lifetime", "lifetime_s", default=DEFAULT_LIFETIME_S, show_default=True, help="Seconds it lives at most."
+    "--lifetime",
+    "lifetime_s",
+    default=DEFAULT_LIFETIME_S,
+    show_default=True,
+    metavar="SECONDS",
+    help="It lives so long at most.",
 )
 @format_option
 def up(kind: Kind | None, memory_mib: int | None, out: Path | None, lifetime_s: float, output_format: str) -> None:
@@ -211,22 +235,23 @@ def _run(guest_run: GuestRun, kept: KeptGuest | None, output_format: str) -> int
     from meshfusion.tools.lab.guest import run_guest
 
     tail = OutputTail(MAX_REPORTED_BYTES)
-    sink = tail if output_format == "json" else to_own_streams
+    sink = to_own_streams if output_format == "table" else tail
     boot_s = 0.0
     if kept is not None:
         code, run_s = run_in_background_guest(kept, guest_run, sink)
     else:
         result = run_guest(guest_run, sink=sink)
         code, boot_s, run_s = result.exit_code, result.boot_s, result.run_s
-    if output_format == "json":
+    if output_format != "table":
         command = shlex.join(guest_run.command)
         times = {"boot_s": round(boot_s, 3), "run_s": round(run_s, 3)}
-        print_json({"command": command, "exit_code": code, **times, "stdout": tail.stdout, "stderr": tail.stderr})
+        told = {"command": command, "exit_code": code, **times, "stdout": tail.stdout, "stderr": tail.stderr}
+        print_document(told, output_format)
     return code
 
 
 def _report(fields: dict[str, object], output_format: str) -> None:
-    if output_format == "json":
-        print_json(fields)
+    if output_format != "table":
+        print_document(fields, output_format)
     else:
         print_fields(fields.items())

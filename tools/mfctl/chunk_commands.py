@@ -12,7 +12,7 @@ import click
 
 from meshfusion.dpu.api.types import IDENTITY_BYTES, KEY_BYTES, ChunkRecord, ListRequest
 from meshfusion.jbof.errors import MeshFusionError
-from meshfusion.tools.mfctl.output import format_bytes, format_option, print_fields, print_json, print_table
+from meshfusion.tools.mfctl.output import format_bytes, format_option, print_document, print_fields, print_table
 from meshfusion.tools.mfctl.sources import ChunkReader, open_chunks, require_one_source, source_options
 
 _PAGE_LIMIT = 500
@@ -73,8 +73,8 @@ def ls(
     require_one_source(path, address)
     with open_chunks(path, address) as source:
         chunks, next_after = _list(source, limit, after_key, identity, timeout_s)
-    if output_format == "json":
-        print_json({"chunks": [chunk_object(c) for c in chunks], "next_after_key": next_after.hex()})
+    if output_format != "table":
+        print_document({"chunks": [chunk_object(c) for c in chunks], "next_after_key": next_after.hex()}, output_format)
         return
     print_table(
         ["KEY", "IDENTITY", "TENANT", "GROUP", "POSITION", "TOKENS", "SHARDS", "BYTES"],
@@ -138,8 +138,8 @@ def show(key: str, path: Path | None, address: str | None, timeout_s: float, out
         found = _find(source, key, timeout_s)
     if found is None:
         raise MeshFusionError(f"there is no chunk {key}", next_step="`mfctl chunk ls` lists the keys.")
-    if output_format == "json":
-        print_json(chunk_object(found))
+    if output_format != "table":
+        print_document(chunk_object(found), output_format)
     else:
         _print_chunk(found)
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 
 import click
 
 from meshfusion.jbof.errors import ConfigError
-from meshfusion.tools.mfctl.output import format_option, print_json
+from meshfusion.tools.mfctl.output import format_option, print_document
 
 PATH = click.Path(path_type=Path, readable=False)  # whether it can be read is told with a next step
 
@@ -25,25 +26,31 @@ def config() -> None:
 def check(file: Path, connector: bool, output_format: str) -> None:
     """Check FILE (YAML or JSON) and tell every problem at once.
 
-    A pool that exists is opened for reading, beside whoever owns it; for one to be created, the room is looked at.
+    A pool that exists is looked at beside whoever owns it; for one to be created, the room is. What the service would
+    refuse is an error; what it would start with, but not be whole, such as a drive that is away, is a warning.
     """
-    from meshfusion.dpu.config import check_service_config, notes_on_pool, read_config_file
+    from meshfusion.dpu.config import examine_service_config, notes_on_pool, read_config_file
 
+    # What opening the pool's drives logs is told as warnings.
+    logging.getLogger("meshfusion").addHandler(logging.NullHandler())
     document = read_config_file(file)
     if connector:
         from meshfusion.tools.mfctl.connector_config import check_connector_config
 
-        notes = check_connector_config(document, str(file))
+        notes, warnings = check_connector_config(document, str(file))
     elif isinstance(document.data, dict) and any(str(key).startswith("kv_") for key in document.data):
         raise ConfigError(
             f"{file}: is an engine's kv_transfer_config, not a configuration of the service",
             next_step=f"mfctl config check --connector {file}",
         )
     else:
-        notes = notes_on_pool(check_service_config(document, str(file), closely=True).pool)
-    if output_format == "json":
-        print_json({"file": str(file), "ok": True, "notes": notes})
+        checked, warnings = examine_service_config(file, document)
+        notes = notes_on_pool(checked.pool)
+    if output_format != "table":
+        print_document({"file": str(file), "ok": True, "notes": notes, "warnings": warnings}, output_format)
     else:
+        for warning in warnings:
+            click.echo(f"warning: {warning}")
         for note in notes:
             click.echo(f"note: {note}")
         click.echo(f"{file}: ok")
@@ -61,4 +68,4 @@ def example(output_format: str) -> None:
 
         click.echo(json.dumps(yaml.safe_load(text), indent=2))
     else:
-        click.echo(text, nl=False)
+        click.echo(text, nl=False)  # YAML, with its comments

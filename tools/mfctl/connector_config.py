@@ -6,8 +6,9 @@ import difflib
 from pathlib import Path
 from typing import Any
 
-from meshfusion.dpu.config import directory_problem, size_or_none, unfit_sizes
-from meshfusion.dpu.config_pool import opening_problem, pool_is_absent, room_problem, without_effect
+from meshfusion.dpu.config_pool import NewPool, look_at_pool, pool_is_absent, room_problem, without_effect
+from meshfusion.dpu.config_surroundings import directory_problem, size_or_none, unfit_sizes
+from meshfusion.dpu.pool_sizes import usual_segment_bytes
 from meshfusion.dpu.yaml_document import YamlDocument
 from meshfusion.host.connector.config import EXTRA_CONFIG, EmbeddedPool, examine_connector_config
 from meshfusion.jbof.config_problems import ConfigProblem, ConfigProblemsError, FieldPath
@@ -22,11 +23,12 @@ ENGINE_KEYS = (
 )
 
 
-def check_connector_config(document: YamlDocument, name: str) -> tuple[str, ...]:
+def check_connector_config(document: YamlDocument, name: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """``document`` is a kv_transfer_config, or the connector's extra config alone.
 
-    Returns what is configured without effect. Raises :class:`~meshfusion.jbof.errors.ConfigError` that tells every
-    problem, also of the embedded pool: whether it opens, or will find room to be made.
+    Returns what is configured without effect, and what the embedded pool would start with, but not be whole. Raises
+    :class:`~meshfusion.jbof.errors.ConfigError` that tells every problem, also of the embedded pool: whether it opens,
+    or will find room to be made.
     """
     data = document.data
     whole = isinstance(data, dict) and any(str(key).startswith("kv_") for key in data)
@@ -34,9 +36,11 @@ def check_connector_config(document: YamlDocument, name: str) -> tuple[str, ...]
     at = (EXTRA_CONFIG,) if whole else ()
     problems = _engine_problems(data, extra, document) if whole else []
     notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
     if isinstance(extra, dict):
         config, found = examine_connector_config(extra, document, at=at)
-        problems += [*found, *_pool_problems(extra.get("pool"), document, (*at, "pool"))]
+        of_pool, warnings = _look_at_pool(extra.get("pool"), document, (*at, "pool"))
+        problems += [*found, *of_pool]
         if config is not None and config.pool is not None:
             notes = _notes(config.pool)
     else:
@@ -46,14 +50,15 @@ def check_connector_config(document: YamlDocument, name: str) -> tuple[str, ...]
     if problems:
         next_step = "Correct these keys of the kv_transfer_config." if whole else "Correct these keys."
         raise ConfigProblemsError(name, tuple(problems), next_step=next_step)
-    return notes
+    return notes, warnings
 
 
-def _pool_problems(pool: Any, document: YamlDocument, at: FieldPath) -> list[ConfigProblem]:
-    """What this machine has against the embedded pool. Read from the raw data, to be told along with all the rest."""
+def _look_at_pool(pool: Any, document: YamlDocument, at: FieldPath) -> tuple[list[ConfigProblem], tuple[str, ...]]:
+    """What this machine has against the embedded pool, and what it lacks. Read from the raw data, to be told along with
+    all the rest."""
     text = pool.get("path") if isinstance(pool, dict) else None
     if not isinstance(text, str) or not text or "\0" in text:
-        return []
+        return [], ()
     path = Path(text).absolute()
 
     def problem_at(field: str, problem: str, fix: str) -> ConfigProblem:
@@ -61,8 +66,8 @@ def _pool_problems(pool: Any, document: YamlDocument, at: FieldPath) -> list[Con
         return ConfigProblem(".".join(map(str, where)), problem, fix, pool.get(field), document.line_of(where))
 
     if not pool_is_absent(path):
-        found = opening_problem(path)
-        return [problem_at(*found)] if found else []
+        found = look_at_pool(path)
+        return [problem_at(*found.problem)] if found.problem else [], found.warnings
     default_bytes: int = EmbeddedPool.model_fields["size"].default
     problems = [problem_at(field, why, fix) for field, _, why, fix in unfit_sizes(pool, default_size=default_bytes)]
     folder = path if path.is_dir() else path.parent
@@ -70,8 +75,10 @@ def _pool_problems(pool: Any, document: YamlDocument, at: FieldPath) -> list[Con
     if unusable:
         problems.append(problem_at("path", f"the directory {folder} {unusable[0]}", unusable[1]))
     size_bytes = size_or_none(pool.get("size", default_bytes))
-    found = room_problem(path, size_bytes) if not problems and size_bytes is not None else None
-    return [*problems, problem_at(*found)] if found else problems
+    if not problems and size_bytes is not None:
+        no_room = room_problem(NewPool(path, size_bytes, usual_segment_bytes(size_bytes)))
+        problems += [problem_at(*no_room)] if no_room else []
+    return problems, ()
 
 
 def _notes(pool: EmbeddedPool) -> tuple[str, ...]:

@@ -59,7 +59,8 @@ def run_service(config: ServiceConfig, *, ready_as_json: bool, may_take_over: bo
 def _open_pool(config: ServiceConfig, damaged: Callable[[FormatError], None], *, may_take_over: bool) -> Pool:
     from meshfusion.dpu.api.address import parse_address
     from meshfusion.dpu.api.listen import check_free
-    from meshfusion.dpu.pool import Pool, PoolOptions, create_pool
+    from meshfusion.dpu.pool import Pool, PoolOptions
+    from meshfusion.dpu.pool_create import create_pool_of_drives
     from meshfusion.dpu.pool_tending import Policy
     from meshfusion.dpu.running_drives import DriveOptions
 
@@ -70,11 +71,11 @@ def _open_pool(config: ServiceConfig, damaged: Callable[[FormatError], None], *,
             from meshfusion.dpu.export.opening import check_target
 
             check_target(config.exports.target)
-        create_pool(
+        create_pool_of_drives(
             config.pool.path,
             size_bytes=config.pool.size,
             segment_bytes=config.pool.segment_size,
-            data_path=config.pool.data_path,
+            data_paths=config.pool.data_path or (None,),
         )
         log.info("created pool %s", config.pool.path)
     for note in notes_on_pool(config.pool):

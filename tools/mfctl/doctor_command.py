@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from meshfusion.tools.mfctl.output import EXIT_FAILURE, format_option, print_json, print_table
+from meshfusion.tools.mfctl.output import EXIT_FAILURE, format_option, print_document, print_table
 
 if TYPE_CHECKING:
     from meshfusion.tools.mfctl.findings import Finding
@@ -29,9 +29,9 @@ def doctor(pool: Path | None, output_format: str) -> None:
 
     findings = list(examine(pool))
     failed = [f for f in findings if f.state is State.FAIL]
-    if output_format == "json":
+    if output_format != "table":
         checks = [{"check": f.check, "state": f.state.value, "cause": f.cause, "remedy": f.remedy} for f in findings]
-        print_json({"ok": not failed, "checks": checks})
+        print_document({"ok": not failed, "checks": checks}, output_format)
     else:
         print_table(["STATE", "CHECK", "FOUND"], [row for f in findings for row in _rows(f)])
         remedies = [f for f in findings if f.remedy]

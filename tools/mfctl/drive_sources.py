@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,7 @@ import click
 
 from meshfusion.jbof.drives.domain import DomainMap, domain_map
 from meshfusion.jbof.drives.drive import Drive, Found
-from meshfusion.jbof.errors import ConfigError, MeshFusionError, UnsupportedError
+from meshfusion.jbof.errors import ConfigError, MediaError, MeshFusionError, UnsupportedError
 
 F = TypeVar("F", bound=Callable[..., Any])
 PATH = click.Path(path_type=Path, readable=False)  # whether it can be read is told with a next step
@@ -40,6 +41,9 @@ def discovered(files: tuple[Path, ...], spdk: Path | None, domains: Path | None)
     if files and spdk is not None:
         raise click.UsageError("Give --file or --spdk, not both.")
     names = _domains(domains)
+    for file in files:
+        if not os.path.lexists(file):
+            raise MediaError(f"{file} does not exist", next_step="Name a file, a block device or a folder of files.")
     if files:
         from meshfusion.jbof.drives.system.files import FileDrives
 
@@ -72,6 +76,8 @@ def find_drive(found: Found, name: str) -> Drive:
 def _domains(path: Path | None) -> DomainMap:
     if path is None:
         return DomainMap()
+    if not os.path.lexists(path):
+        raise ConfigError(f"{path}: no such file", next_step="Correct the path; docs/drives.md shows such a file.")
     from meshfusion.dpu.yaml_document import read_yaml
 
     try:

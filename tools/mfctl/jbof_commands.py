@@ -11,7 +11,7 @@ from meshfusion.jbof.errors import UnsupportedError
 from meshfusion.tools.mfctl import drive_sources
 from meshfusion.tools.mfctl.drive_sources import discovered, drive_options, find_drive
 from meshfusion.tools.mfctl.jbof_pool_commands import add, drain, drives, remove, replace
-from meshfusion.tools.mfctl.output import document_format_option, print_document, print_fields, print_table
+from meshfusion.tools.mfctl.output import format_option, print_document, print_fields, print_table
 
 if TYPE_CHECKING:
     from meshfusion.jbof.drives.drive import Found
@@ -28,7 +28,7 @@ def jbof() -> None:
 
 @jbof.command("list")
 @drive_options
-@document_format_option
+@format_option
 def list_command(files: tuple[Path, ...], spdk: Path | None, domains: Path | None, output_format: str) -> None:
     """Show all drives, and what was passed over and why."""
     from meshfusion.tools.mfctl.drive_report import LIST_HEADERS, found_object, list_row
@@ -56,7 +56,7 @@ def _tell_passed(found: Found) -> None:
 @jbof.command()
 @click.argument("drive")
 @drive_options
-@document_format_option
+@format_option
 def show(drive: str, files: tuple[Path, ...], spdk: Path | None, domains: Path | None, output_format: str) -> None:
     """Show all that is known of DRIVE: sizes, hints, capabilities, health, wear, failure domain."""
     from meshfusion.tools.mfctl.drive_report import drive_object, flat_fields
@@ -70,7 +70,7 @@ def show(drive: str, files: tuple[Path, ...], spdk: Path | None, domains: Path |
 
 @jbof.command()
 @drive_options
-@document_format_option
+@format_option
 def wear(files: tuple[Path, ...], spdk: Path | None, domains: Path | None, output_format: str) -> None:
     """Show what was written to each drive, and how long it lasts if it goes on as in its life so far."""
     from meshfusion.tools.mfctl.drive_report import WEAR_HEADERS, wear_object, wear_row
@@ -87,7 +87,7 @@ def wear(files: tuple[Path, ...], spdk: Path | None, domains: Path | None, outpu
 @click.argument("drive")
 @click.option("--off", is_flag=True, help="Switch the light off again.")
 @drive_options
-@document_format_option
+@format_option
 def locate(
     drive: str, off: bool, files: tuple[Path, ...], spdk: Path | None, domains: Path | None, output_format: str
 ) -> None:

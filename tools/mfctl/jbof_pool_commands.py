@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from meshfusion.tools.mfctl.output import format_bytes, format_option, print_json, print_table
+from meshfusion.tools.mfctl.output import format_bytes, format_option, print_document, print_table
 from meshfusion.tools.mfctl.pool_commands import PATH, parse_size
 
 if TYPE_CHECKING:
@@ -36,8 +36,8 @@ def drives(pool: Path, output_format: str) -> None:
     at least); else it is said what the next one would find.
     """
     rows = _source(pool).rows()
-    if output_format == "json":
-        print_json({"drives": rows})
+    if output_format != "table":
+        print_document({"drives": rows}, output_format)
         return
     print_table(
         ["NUMBER", "STATE", "SEGMENTS", "SIZE", "USED", "MONTHS LEFT", "SERIAL", "WHERE"],
@@ -74,8 +74,8 @@ def add(
     """
     _check_force(data_path, force=force, serial=serial)
     number, segments = _source(pool).add(size_bytes, _absolute(data_path), serial)
-    if output_format == "json":
-        print_json({"number": number, "segments": segments})
+    if output_format != "table":
+        print_document({"number": number, "segments": segments}, output_format)
     else:
         click.echo(f"added drive {number} with {segments} segments")
 
@@ -91,8 +91,8 @@ def drain(pool: Path, number: int, stop: bool, output_format: str) -> None:
     Nothing new is written to it; what it holds is forgotten bit by bit while a service runs, and served until then.
     """
     _source(pool).drain(number, is_ended=stop)
-    if output_format == "json":
-        print_json({"number": number, "is_draining": not stop})
+    if output_format != "table":
+        print_document({"number": number, "is_draining": not stop}, output_format)
     else:
         click.echo(f"drive {number} takes {'new chunks again' if stop else 'no new chunks any more'}")
 
@@ -108,8 +108,8 @@ def remove(pool: Path, number: int, output_format: str) -> None:
     engine that used it may live. What is on it stays, but for a file inside POOL, which is deleted.
     """
     count = _source(pool).remove(number)
-    if output_format == "json":
-        print_json({"number": number, "chunks_forgotten": count})
+    if output_format != "table":
+        print_document({"number": number, "chunks_forgotten": count}, output_format)
     else:
         click.echo(f"removed drive {number}; {count} chunks lay on it and are forgotten")
 
@@ -141,8 +141,8 @@ def replace(
         source.drain(number, is_ended=False)  # says what is wrong with it, before anything is added
     added, segments = source.add(size_bytes, _absolute(data_path), serial)
     source.drain(number, is_ended=False)
-    if output_format == "json":
-        print_json({"number": added, "segments": segments, "replaces": number})
+    if output_format != "table":
+        print_document({"number": added, "segments": segments, "replaces": number}, output_format)
     else:
         click.echo(f"added drive {added} with {segments} segments; drive {number} takes no new chunks any more")
 

@@ -13,8 +13,8 @@ from meshfusion.tools.mfctl.output import (
     EXIT_FAILURE,
     format_bytes,
     format_option,
+    print_document,
     print_fields,
-    print_json,
     print_table,
 )
 
@@ -71,24 +71,23 @@ def kinds(
     model without its weights, which takes up to a minute; it exits 0 also where nothing is served (in JSON,
     are_kinds_served is false then). Blocks and pages are those of the engine's defaults.
     """
-    as_json = output_format == "json"
     if wheel is not None and model is not None:
         raise click.UsageError("--wheel and --model exclude each other.")
     if wheel is not None:
-        _show_wheel(wheel, as_json=as_json)
+        _show_wheel(wheel, output_format)
     elif model is not None:
         from meshfusion.tools.offload_estimate import Machine
 
-        _show_model(model, Machine(link_gb_per_s * 1e9, device_tflop_per_s * 1e12), as_json=as_json)
+        _show_model(model, Machine(link_gb_per_s * 1e9, device_tflop_per_s * 1e12), output_format)
     else:
-        _show_table(as_json=as_json)
+        _show_table(output_format)
 
 
-def _show_table(*, as_json: bool) -> None:
+def _show_table(output_format: str) -> None:
     from meshfusion.host.kv.kinds import KINDS
 
-    if as_json:
-        print_json({"kinds": [_kind_object(kind) for kind in KINDS]})
+    if output_format != "table":
+        print_document({"kinds": [_kind_object(kind) for kind in KINDS]}, output_format)
         return
     print_table(["KIND", "SHARED", "SERVED", "NEEDED TO RESUME", "WHAT IT IS"], [_kind_row(kind) for kind in KINDS])
     for kind in KINDS:
@@ -123,12 +122,12 @@ def _yes(value: bool) -> str:
     return "yes" if value else "no"
 
 
-def _show_wheel(wheel: Path, *, as_json: bool) -> None:
+def _show_wheel(wheel: Path, output_format: str) -> None:
     from meshfusion.tools.known_surface import examine_wheel
 
     report = examine_wheel(wheel)
-    if as_json:
-        print_json({**_wheel_object(report), "differences": report.differences})
+    if output_format != "table":
+        print_document({**_wheel_object(report), "differences": report.differences}, output_format)
     else:
         print_fields([("version", report.version), ("compared with", report.compared_with)])
         click.echo()
@@ -161,19 +160,20 @@ def _wheel_summary(report: WheelReport) -> str:
     )
 
 
-def _show_model(model: Path, machine: Machine, *, as_json: bool) -> None:
+def _show_model(model: Path, machine: Machine, output_format: str) -> None:
     from meshfusion.tools.model_kv import describe_model
     from meshfusion.tools.offload_estimate import samples, verdict
 
     click.echo("building the model's skeleton with the engine's own code, up to a minute ...", err=True)
     found = describe_model(model)
     pays, why = verdict(found, machine)
-    if as_json:
-        print_json(
+    if output_format != "table":
+        print_document(
             {
                 "model": found, "are_kinds_served": not found.all_refusals, "bytes_per_token": _bytes_per_token(found),
                 "machine": machine, "pays": pays, "why": why, "times": samples(found, machine),
-            }
+            },
+            output_format,
         )  # fmt: skip
         return
     print_fields(_model_fields(found, machine))

@@ -20,7 +20,7 @@ from meshfusion.tools.mfctl.config_commands import config
 from meshfusion.tools.mfctl.doctor_command import doctor
 from meshfusion.tools.mfctl.jbof_commands import jbof
 from meshfusion.tools.mfctl.kinds_command import kinds
-from meshfusion.tools.mfctl.output import EXIT_INTERRUPTED, report_error, report_json, wants_json
+from meshfusion.tools.mfctl.output import EXIT_INTERRUPTED, report_error, report_object, wanted_format
 from meshfusion.tools.mfctl.path_commands import path
 from meshfusion.tools.mfctl.pool_commands import pool
 from meshfusion.tools.mfctl.service_commands import run, service
@@ -59,16 +59,16 @@ def end_with_exit_code(
     # gRPC's library would print its own account of a failure beside ours.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     arguments = sys.argv[1:] if args is None else list(args)
-    as_json = wants_json(arguments)
+    output_format = wanted_format(arguments)
     extra["standalone_mode"] = False
     code: object = 0
     try:
         code = run_command(arguments, prog_name, **extra)
     except MeshFusionError as e:
-        code = report_error(e, as_json=as_json)
+        code = report_error(e, output_format)
     except click.ClickException as e:
-        if as_json:
-            report_json(type(e).__name__, e.format_message(), "See the command's --help.", e.exit_code)
+        if output_format != "table":
+            report_object(type(e).__name__, e.format_message(), "See the command's --help.", e.exit_code, output_format)
         else:
             e.show()
         code = e.exit_code
@@ -79,7 +79,7 @@ def end_with_exit_code(
         if e.filename is None:
             raise  # not about a file the user named: a defect, wants its traceback
         report = MeshFusionError(f"{e.filename}: {e.strerror}", next_step="Check the path, permissions and space.")
-        code = report_error(report, as_json=as_json)
+        code = report_error(report, output_format)
     sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import click
 
@@ -26,59 +26,58 @@ _EXIT_CODES: tuple[tuple[type[MeshFusionError], int], ...] = (
     (ServiceUnavailableError, EXIT_UNREACHABLE),
 )
 
+FORMATS: Final = ("table", "json", "yaml")
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def format_option(command: F) -> F:
-    """Adds ``--format``; the command gets ``output_format``, "table" or "json"."""
+    """Adds ``--format``; the command gets ``output_format``, "table", or what :func:`print_document` takes."""
     return click.option(
         "--format",
         "output_format",
-        type=click.Choice(["table", "json"]),
-        default="table",
-        show_default=True,
-        help="What to print: a table for people, or JSON for programs.",
-    )(command)
-
-
-def document_format_option(command: F) -> F:
-    """As :func:`format_option`, and "yaml" too; see :func:`print_document`."""
-    return click.option(
-        "--format",
-        "output_format",
-        type=click.Choice(["table", "json", "yaml"]),
+        type=click.Choice(FORMATS),
         default="table",
         show_default=True,
         help="What to print: a table for people, or JSON or YAML for programs.",
     )(command)
 
 
-def wants_json(arguments: Sequence[str]) -> bool:
-    """Was JSON asked for? Read from the raw arguments, because errors of parsing obey it too."""
-    return "--format=json" in arguments or ("--format", "json") in pairwise(arguments)
+def wanted_format(arguments: Sequence[str]) -> str:
+    """Which was asked for? Read from the raw arguments, because errors of parsing obey it too."""
+    for option, value in pairwise((*arguments, "")):
+        found = option.removeprefix("--format=") if option != "--format" else value
+        if option.startswith("--format") and found in FORMATS:
+            return found
+    return "table"
 
 
 def exit_code(error: MeshFusionError) -> int:
     return next((code for kind, code in _EXIT_CODES if isinstance(error, kind)), EXIT_FAILURE)
 
 
-def report_error(error: MeshFusionError, *, as_json: bool) -> int:
+def report_error(error: MeshFusionError, output_format: str) -> int:
     """Print ``error`` on stderr; returns the exit code it stands for."""
     code = exit_code(error)
-    if as_json:
-        problems = [_plain(p) for p in getattr(error, "problems", ())]
-        report_json(type(error).__name__, error.message, error.next_step, code, problems)
-    else:
+    if output_format == "table":
         click.echo(f"error: {error}", err=True)
+    else:
+        problems = [_plain(p) for p in getattr(error, "problems", ())]
+        report_object(type(error).__name__, error.message, error.next_step, code, output_format, problems)
     return code
 
 
-def report_json(kind: str, message: str, next_step: str, code: int, problems: Sequence[object] = ()) -> None:
+def report_object(
+    kind: str, message: str, next_step: str, code: int, output_format: str, problems: Sequence[object] = ()
+) -> None:
     """One object on stderr. ``problems``: the single faults of a file, each with field, value, line and fix."""
     body: dict[str, object] = {"kind": kind, "message": message, "next_step": next_step, "exit_code": code}
     if problems:
         body["problems"] = problems
-    click.echo(json.dumps({"error": body}, default=str), err=True)
+    if output_format == "yaml":
+        click.echo(_to_yaml({"error": body}), nl=False, err=True)
+    else:
+        click.echo(json.dumps({"error": body}, default=str), err=True)
 
 
 def print_json(value: Any) -> None:
@@ -92,14 +91,19 @@ def to_json(value: Any, *, indent: int | None = None) -> str:
 
 
 def print_document(value: Any, output_format: str) -> None:
-    """As JSON, or the same as YAML."""
-    if output_format == "json":
+    """On stdout, as :func:`print_json` does it, or the same as YAML."""
+    if output_format == "yaml":
+        click.echo(_to_yaml(value), nl=False)
+    else:
         print_json(value)
-        return
+
+
+def _to_yaml(value: Any) -> str:
     import yaml
 
     plain = json.loads(json.dumps(value, default=_plain))
-    click.echo(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True), nl=False)
+    text: str = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
+    return text
 
 
 def _plain(value: Any) -> Any:
@@ -139,3 +143,11 @@ def format_bytes(size_bytes: int) -> str:
             return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
         value /= 1024
     return f"{value:.1f} PiB"
+
+
+def format_seconds(seconds: float) -> str:
+    """``5400`` -> ``1.5 h``."""
+    for unit, unit_s in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= unit_s:
+            return f"{seconds / unit_s:.1f} {unit}"
+    return f"{seconds:.1f} s"

@@ -9,7 +9,7 @@ import click
 
 from meshfusion.jbof.errors import MeshFusionError
 from meshfusion.tools.mfctl.numbers import FiniteRange
-from meshfusion.tools.mfctl.output import format_bytes, format_option, print_json, print_table
+from meshfusion.tools.mfctl.output import format_bytes, format_option, print_document, print_table
 
 if TYPE_CHECKING:
     from meshfusion.host.path.flexpath.page import Page
@@ -36,8 +36,8 @@ def list_command(pid: int | None, output_format: str) -> None:
 
     found = engine_paths()
     pages = found.pages(pid)
-    if output_format == "json":
-        print_json({"engines": [page_object(page) for page in pages]})
+    if output_format != "table":
+        print_document({"engines": [page_object(page) for page in pages]}, output_format)
         return
     print_table(
         ["PID", "POOL", "PATH", "STATE", "RATE", "LATENCY", "UNDER WAY", "READ", "WRITTEN", "SEEN", "LAST ERROR"],
@@ -89,8 +89,8 @@ def _change(name: str, pid: int | None, output_format: str, *, is_disabled: bool
         engines.order(page, name, is_disabled=is_disabled)
     pids = [page.pid for page in pages]
     engines.wait_until(name, pids, is_disabled=is_disabled)
-    if output_format == "json":
-        print_json({"path": name, "is_disabled": is_disabled, "pids": pids})
+    if output_format != "table":
+        print_document({"path": name, "is_disabled": is_disabled, "pids": pids}, output_format)
     else:
         click.echo(f"{'disabled' if is_disabled else 'enabled'} {name} in PID {', '.join(map(str, pids))}")
 
@@ -129,8 +129,8 @@ def test(address: str, seconds: float, size_bytes: int, depth: int, output_forma
     if size_bytes * depth > _MAX_MEMORY_BYTES:
         raise click.UsageError(f"--size times --depth is more than {format_bytes(_MAX_MEMORY_BYTES)}.")
     outcomes = try_paths(address, ReadLoad(seconds, size_bytes, depth))
-    if output_format == "json":
-        print_json({"paths": outcomes})
+    if output_format != "table":
+        print_document({"paths": outcomes}, output_format)
     else:
         print_table(
             ["LOCAL PORT", "PORTAL", "RATE", "MEDIAN", "P99", "RESULT"], [_outcome_row(outcome) for outcome in outcomes]

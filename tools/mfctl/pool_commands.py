@@ -14,8 +14,8 @@ from meshfusion.jbof.errors import FormatError, MediaError
 from meshfusion.tools.mfctl.output import (
     format_bytes,
     format_option,
+    print_document,
     print_fields,
-    print_json,
     print_table,
 )
 from meshfusion.tools.mfctl.pool_repair_commands import rebuild_index, repair
@@ -110,8 +110,8 @@ def create(
     else:
         create_pool_of_drives(path, size_bytes=size_bytes, segment_bytes=segment_bytes, data_paths=drives)
     status = inspect_pool(path)
-    if output_format == "json":
-        print_json(status_object(status))
+    if output_format != "table":
+        print_document(status_object(status), output_format)
         return
     click.echo(
         f"created pool {status.pool_uuid} in {status.path}: {status.segment_count} segments of "
@@ -130,8 +130,8 @@ def status(path: Path | None, address: str | None, timeout_s: float, output_form
     are known only to the service: use --service.
     """
     result = read_status(path, address, timeout_s)
-    if output_format == "json":
-        print_json(status_object(result))
+    if output_format != "table":
+        print_document(status_object(result), output_format)
     else:
         _print_status(result, live=address is not None)
 
@@ -207,8 +207,8 @@ def check(path: Path, rate_bytes: int | None, output_format: str) -> None:
     rate_bytes_s = None if rate_bytes is None else float(rate_bytes)
     with Progress("checking chunks") as progress:
         report = check_pool(path, progress.update, rate_bytes_s=rate_bytes_s)
-    if output_format == "json":
-        print_json(report)
+    if output_format != "table":
+        print_document(report, output_format)
     else:
         click.echo(f"checked {report.chunks_checked} chunks, {format_bytes(report.bytes_checked)}")
         if report.chunks_away:

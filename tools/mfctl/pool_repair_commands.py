@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING
 import click
 
 from meshfusion.jbof.errors import ConfigError
-from meshfusion.tools.mfctl.output import format_bytes, format_option, print_json
+from meshfusion.tools.mfctl.output import format_bytes, format_option, format_seconds, print_document
 from meshfusion.tools.mfctl.progress import Progress
 
 if TYPE_CHECKING:
+    from meshfusion.dpu.budgets import SpentBudgets
+    from meshfusion.dpu.config import ServiceConfig
     from meshfusion.dpu.pool_rebuild import HasHosts
 
 PATH = click.Path(path_type=Path, readable=False)
@@ -33,17 +35,19 @@ def rebuild_index(path: Path, config_path: Path | None, output_format: str) -> N
 
     Nobody may use the pool meanwhile, and no engine that used it may live. Chunks of segments that were being written
     are compared with their digests. What was dropped as damaged may be found again; a load finds that again, too. A
-    drive that is away is left out, and is not used before this is done again with it.
+    drive that is away is left out, and is not used before this is done again with it. Where writes are bounded
+    (medium.drive_writes_per_day), the bound counts as spent: for how long the service then saves less is said.
     """
     from meshfusion.dpu.pool_rebuild import rebuild_index as rebuild
 
-    has_hosts = None if config_path is None else _has_hosts(path, config_path)
+    config = None if config_path is None else _config(config_path)
+    has_hosts = None if config is None else _has_hosts(path, config)
     began_s = time.monotonic()
     with Progress("reading segments") as progress:
         rebuilt = rebuild(path, progress.update, has_hosts=has_hosts)
     report, seconds = rebuilt.report, time.monotonic() - began_s
-    if output_format == "json":
-        print_json({"rebuilt": rebuilt, "seconds": seconds})
+    if output_format != "table":
+        print_document({"rebuilt": rebuilt, "seconds": seconds}, output_format)
         return
     click.echo(
         f"found {report.chunks_found} chunks in {report.segments_with_summary + report.segments_scanned} segments, "
@@ -62,18 +66,41 @@ def rebuild_index(path: Path, config_path: Path | None, output_format: str) -> N
     if rebuilt.reads_failed:
         click.echo(f"left out what {rebuilt.reads_failed} failed reads would have shown: look at the drive's health")
     click.echo(f"read {format_bytes(rebuilt.blocks_read * 4096)} in {rebuilt.reads} reads and {seconds:.1f} s")
+    _tell_budgets(rebuilt.budgets, config)
 
 
-def _has_hosts(path: Path, config_path: Path) -> HasHosts:
+def _tell_budgets(budgets: SpentBudgets, config: ServiceConfig | None) -> None:
+    """Where the service's configuration is not known, it may have a bound."""
+    first_s, bound, divisor = budgets.first_segment_s_at_1_dwpd, "N", " / N"
+    if config is not None:
+        if config.medium.drive_writes_per_day is None:
+            return
+        first_s /= config.medium.drive_writes_per_day
+        bound, divisor = f"{config.medium.drive_writes_per_day:g}", ""
+    click.echo(
+        f"with medium.drive_writes_per_day: {bound}, the budget of writes counts as spent, since the drives do not "
+        f"tell what was written lately: the service saves nothing for its first {format_seconds(first_s)}{divisor}, "
+        f"and less than usual for up to {format_seconds(budgets.whole_s)}"
+    )
+
+
+def _config(config_path: Path) -> ServiceConfig:
     from meshfusion.dpu.config import load_service_config
-    from meshfusion.dpu.export.opening import has_hosts
-    from meshfusion.dpu.pool_dir import PoolLayout
 
-    exports = load_service_config(config_path).exports
-    if exports is None:
+    config = load_service_config(config_path)
+    if config.exports is None:
         raise ConfigError(
             f"{config_path} has no exports, so it names no target", next_step="name the service's configuration"
         )
+    return config
+
+
+def _has_hosts(path: Path, config: ServiceConfig) -> HasHosts:
+    from meshfusion.dpu.export.opening import has_hosts
+    from meshfusion.dpu.pool_dir import PoolLayout
+
+    exports = config.exports
+    assert exports is not None
 
     def ask(pool_uuid: uuid.UUID, exported_as: str) -> bool:
         return partial(has_hosts, exports)(pool_uuid, exported_as, PoolLayout(path.absolute()))
@@ -93,8 +120,8 @@ def repair(path: Path, output_format: str) -> None:
 
     with Progress("checking chunks") as progress:
         report = repair_pool(path, progress.update)
-    if output_format == "json":
-        print_json(report)
+    if output_format != "table":
+        print_document(report, output_format)
         return
     click.echo(f"checked {report.chunks_checked} chunks")
     if report.chunks_away:

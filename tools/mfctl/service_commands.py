@@ -20,6 +20,7 @@ def service() -> None:
     "config_path",
     type=click.Path(path_type=Path, readable=False),
     required=True,
+    metavar="FILE",
     help="Configuration file (YAML).",
 )
 @click.option(
@@ -37,4 +38,5 @@ def run(config_path: Path, takeover: bool, output_format: str) -> None:
     from meshfusion.dpu.config import load_service_config
     from meshfusion.tools.mfctl.daemon import run_service
 
-    run_service(load_service_config(config_path), ready_as_json=output_format == "json", may_take_over=takeover)
+    as_json = output_format != "table"  # on one line, which JSON is, and YAML too
+    run_service(load_service_config(config_path), ready_as_json=as_json, may_take_over=takeover)

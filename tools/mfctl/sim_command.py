@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from meshfusion.tools.mfctl.numbers import FiniteRange
-from meshfusion.tools.mfctl.output import format_bytes, format_option, print_json, print_table
+from meshfusion.tools.mfctl.output import format_bytes, format_option, print_document, print_table
 
 if TYPE_CHECKING:
     from meshfusion.tools.sim.figures import Figures
     from meshfusion.tools.sim.trace import Trace
 
 _POLICIES = ("segments", "blocks", "lru", "frequency-2", "arc", "s3-fifo", "w-tinylfu", "clairvoyant")
+_BOUNDED = ("segments", "blocks")  # by --dwpd
 _DEFAULT = "segments,blocks,lru,frequency-2,clairvoyant"
 
 
@@ -42,10 +43,13 @@ def _policies(ctx: click.Context, param: click.Parameter, value: str) -> tuple[s
 @click.option(
     "--bytes-per-token", default="128KiB", show_default=True, metavar="SIZE", help="KV of one token, all layers."
 )
-@click.option("--segment-blocks", default=32, show_default=True, type=click.IntRange(2), help="Blocks of a segment.")
 @click.option(
-    "--dwpd", type=FiniteRange(0, min_open=True), metavar="N", help="Drive writes per day allowed; default: no bound."
+    "--segment-blocks", default=32, show_default=True, type=click.IntRange(2), metavar="N", help="Blocks of a segment."
 )
+@click.option(
+    "--dwpd", type=FiniteRange(0, min_open=True), metavar="N",
+    help="Drive writes per day allowed, for segments and blocks: the others know no bound. Default: no bound.",
+)  # fmt: skip
 @click.option(
     "--session-gap", "session_gap_s", default=10.0, show_default=True, type=FiniteRange(0), metavar="SECONDS",
     help="Coding sessions: each begins so long after the one before.",
@@ -64,6 +68,11 @@ def sim(
     from meshfusion.tools.sim.run import SimSettings, run_policy, size_blocks
     from meshfusion.tools.sim.trace import read_traces
 
+    unbounded = [name for name in policies if dwpd is not None and name not in _BOUNDED]
+    if len(unbounded) == len(policies):
+        raise click.UsageError(
+            f"--dwpd bounds {' and '.join(_BOUNDED)} only: add one of them to --policy, or leave it out."
+        )
     try:
         settings = SimSettings(parse_size_bytes(bytes_per_token), segment_blocks, dwpd)
     except ValueError as e:
@@ -83,8 +92,9 @@ def sim(
             run_policy(trace, policy, capacity, settings, lambda done: progress.advance(task, done))
             for capacity, policy in runs
         ]
-    if output_format == "json":
-        print_json({"trace": _trace_object(trace), "runs": [_run_object(figures) for figures in found]})
+    if output_format != "table":
+        runs_told = [_run_object(figures, settings.bound_of(figures.policy)) for figures in found]
+        print_document({"trace": _trace_object(trace), "runs": runs_told}, output_format)
         return
     click.echo(
         f"{trace.name}: {len(trace.requests)} requests in {trace.duration_s:.0f} s, {trace.accesses} accesses to "
@@ -95,6 +105,8 @@ def sim(
         ["SIZE", "POLICY", "HITS", "USABLE", "TOKENS", "WRITES/ACCESS", "WRITTEN", "APP WA", "DWPD"],
         [_row(figures) for figures in found],
     )
+    if unbounded:
+        click.echo(f"note: --dwpd does not bound {', '.join(unbounded)}, which know no budget of writes", err=True)
 
 
 def _progress() -> Any:
@@ -122,12 +134,13 @@ def _trace_object(trace: Trace) -> dict[str, object]:
     }  # fmt: skip
 
 
-def _run_object(figures: Figures) -> dict[str, object]:
+def _run_object(figures: Figures, bound: float | None) -> dict[str, object]:
+    """``bound``: None, its writes were not bounded."""
     return {
         "policy": figures.policy, "capacity_blocks": figures.capacity_blocks, "hits": figures.hits,
         "hit_ratio": figures.hit_ratio, "usable_hit_ratio": figures.usable_hit_ratio,
         "token_hit_ratio": figures.token_hit_ratio, "blocks_written": figures.admitted + figures.rewritten,
         "writes_per_access": figures.writes_per_access, "bytes_written": figures.bytes_written,
         "application_write_amplification": figures.write_amplification,
-        "drive_writes_per_day": figures.drive_writes_per_day,
+        "drive_writes_per_day": figures.drive_writes_per_day, "drive_writes_per_day_allowed": bound,
     }  # fmt: skip

@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from meshfusion.jbof.errors import ConfigError
-from meshfusion.tools.mfctl.output import EXIT_FAILURE, format_option, print_fields, print_json, print_table, to_json
+from meshfusion.tools.mfctl.output import (
+    EXIT_FAILURE,
+    format_option,
+    print_document,
+    print_fields,
+    print_table,
+    to_json,
+)
 
 if TYPE_CHECKING:
     from meshfusion.tools.verify.run import Report
@@ -37,7 +44,11 @@ _KEPT = {"load_always": True, "lookup_deadline_ms": 5000}
     "temporary folder.",
 )  # fmt: skip
 @click.option(
-    "--pool-size", default="4GiB", show_default=True, help="Without --connector: size bound of the pool's file."
+    "--pool-size",
+    default="4GiB",
+    show_default=True,
+    metavar="SIZE",
+    help="Without --connector: size bound of the pool's file.",
 )
 @click.option(
     "--context", default=4096, show_default=True, type=click.IntRange(2), metavar="N",
@@ -85,8 +96,8 @@ def verify(
         _note("second engine: loads")
         report = report_of(plan, computed, load(plan, computed.prompts, _note))
         work.file(report)
-    if output_format == "json":
-        print_json(report)
+    if output_format != "table":
+        print_document(report, output_format)
     else:
         print_report(report)
     if not report.is_passed:

@@ -32,6 +32,10 @@ class SimSettings:
     drive_writes_per_day: float | None = None
     policy: PolicySettings | None = None
 
+    def bound_of(self, name: str) -> float | None:
+        """The drive writes per day that a policy is held to; None: none, as the classic ones know no budget."""
+        return self.drive_writes_per_day if name in OURS else None
+
 
 def run_policy(
     trace: Trace, name: str, capacity_blocks: int, settings: SimSettings,

@@ -6,7 +6,7 @@ import fcntl
 import os
 import stat
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -15,9 +15,10 @@ from meshfusion.jbof.drives.domain import DomainMap, FailureDomain, Location
 from meshfusion.jbof.drives.drive import Drive, DriveKind, Found, Passed, without_twins
 from meshfusion.jbof.drives.identity import DriveIdentity, inode_identity, label_identity
 from meshfusion.jbof.errors import FormatError, MediaError, MeshFusionError
-from meshfusion.jbof.format import LABEL_LBAS, LBA_BYTES
+from meshfusion.jbof.format import DATA_START_LBA, LABEL_LBAS, LBA_BYTES
 from meshfusion.jbof.label import decode_label_copies
 from meshfusion.jbof.nvme.namespaces import DeallocatedRead, LbaFormat
+from meshfusion.jbof.sizes import format_size
 
 _BLKGETSIZE64: Final = 0x80081272  # include/uapi/linux/fs.h, on 64-bit machines
 _BLKSSZGET: Final = 0x1268
@@ -35,9 +36,15 @@ class FileDrives:
         drives, passed = [], []
         for path in self._paths:
             try:
-                drives += [self._drive(file) for file in _files(path)]
+                files = _files(path)
             except MeshFusionError as error:
                 passed.append(Passed(str(path), error.message, error.next_step))
+                continue
+            for file in files:
+                try:
+                    drives.append(self._drive(file))
+                except MeshFusionError as error:
+                    passed.append(Passed(str(file), error.message, error.next_step))
         found = without_twins(drives)
         return Found(found.drives, (*passed, *found.passed))
 
@@ -49,6 +56,7 @@ class FileDrives:
         try:
             about = os.fstat(fd)
             capabilities = _capabilities(fd, about, path)
+            _refuse_too_small(path, capabilities.lba_count * capabilities.lba_bytes)
             identity = _identity(fd, about)
         except OSError as error:
             raise _unusable(path, error) from error
@@ -67,10 +75,24 @@ class FileDrives:
         )
 
 
-def _files(path: Path) -> Iterator[Path]:
+def _files(path: Path) -> list[Path]:
     if not path.exists():
         raise MediaError(f"{path} does not exist", next_step="Name a file, a block device or a folder of files.")
-    yield from sorted(entry for entry in path.iterdir() if entry.is_file()) if path.is_dir() else (path,)
+    if not path.is_dir():
+        return [path]
+    try:
+        return sorted(entry for entry in path.iterdir() if entry.is_file())
+    except OSError as error:
+        raise _unusable(path, error) from error
+
+
+def _refuse_too_small(path: Path, size_bytes: int) -> None:
+    """Where a pool's folder is named, locks and lists lie beside its data."""
+    if size_bytes <= DATA_START_LBA * LBA_BYTES:
+        raise MediaError(
+            f"{path} is not larger than the head of a drive, {format_size(DATA_START_LBA * LBA_BYTES)}",
+            next_step="Name a larger file or a block device.",
+        )
 
 
 def _identity(fd: int, about: os.stat_result) -> DriveIdentity:

@@ -64,6 +64,20 @@ def test_what_cannot_be_a_drive_is_named(tmp_path: Path) -> None:
     assert "neither a file nor a block device" in reasons["/dev/null"]
 
 
+def test_one_file_of_a_folder_that_is_none_costs_the_others_nothing(tmp_path: Path) -> None:
+    make(tmp_path / "a")
+    make(tmp_path / "head", MIB)
+    make(tmp_path / "least", MIB + 4096)
+    (tmp_path / "owner.lock").write_text("17\nunix:///run/s\n")
+    (tmp_path / "zero").symlink_to("/dev/null")
+    found = FileDrives([tmp_path]).discover()
+    assert [drive.location.slot for drive in found.drives] == ["a", "least"]
+    assert {Path(passed.where).name for passed in found.passed} == {"head", "owner.lock"}
+    assert all("is not larger than the head of a drive, 1MiB" in passed.reason for passed in found.passed)
+    (named,) = FileDrives([tmp_path / "owner.lock"]).discover().passed
+    assert named.next_step == "Name a larger file or a block device."
+
+
 def test_names_by_the_configuration(tmp_path: Path) -> None:
     make(tmp_path / "a")
     (drive,) = FileDrives([tmp_path], DomainMap(by_slot={"a": {"enclosure": "shelf-1"}})).discover().drives

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from click.testing import CliRunner, Result
 
 from meshfusion.dpu.api import types as t
@@ -286,8 +287,8 @@ def test_pool_create_status_check(tmp_path: Path) -> None:
     assert (status["segment_count"], status["segments_free"], status["committed_chunk_count"]) == (7, 7, 0)
     assert run("pool", "check", str(pool)).stdout == "checked 0 chunks, 0 B\n"
     again = run("pool", "create", str(pool), "--size", "16MiB", "--segment-size", "2MiB")
-    assert again.exit_code == 4
-    assert "not empty" in again.stderr
+    assert again.exit_code == 1
+    assert "there is a pool in" in again.stderr
 
 
 @pytest.mark.parametrize("command", [["pool", "status"], ["pool", "check"], ["chunk", "ls"]])
@@ -358,6 +359,9 @@ def test_a_lost_index_is_made_anew(tmp_path: Path) -> None:
     result = run("pool", "rebuild-index", str(pool))
     assert result.exit_code == 0
     assert "found 0 chunks in 0 segments, 0 of them scanned" in result.stdout
+    told = "with medium.drive_writes_per_day: N, the budget of writes counts as spent"
+    assert told in result.stdout
+    assert "saves nothing for its first 4.6 h / N, and less than usual for up to 8.0 h" in result.stdout
     as_json = json.loads(run("pool", "rebuild-index", str(pool), "--format", "json").stdout)
     assert as_json["rebuilt"]["report"]["chunks_found"] == 0
     assert run("pool", "status", str(pool)).exit_code == 0
@@ -380,6 +384,48 @@ def test_force_needs_the_drives_name(tmp_path: Path) -> None:
     assert run(*base, "--force").exit_code == 2
     assert run(*base, "--force", "--serial", "other").exit_code == 1
     assert run(*base, "--force", "--serial", "data").exit_code == 0
+
+
+def test_a_budget_below_a_segment_leaves_no_pool_behind(config: Path, start: Start, tmp_path: Path) -> None:
+    """Seven segments: 4 / 7 writes a day hold one at once."""
+    sound = config.read_text()
+    config.write_text(sound + "medium: {drive_writes_per_day: 0.5}\n")
+    process = start(config)
+    told = process.communicate(timeout=60)[1]
+    assert process.returncode == 1
+    assert "medium.drive_writes_per_day = 0.5: a quarter of what drive 0 may be written in a day is less" in told
+    assert run("config", "check", str(config)).stderr == told, "in the same words"
+    assert not (tmp_path / "pool").exists()
+
+
+def test_a_configuration_is_checked_beside_its_service(config: Path, start: Start, tmp_path: Path) -> None:
+    ready_line(start(config))
+    assert run("config", "check", str(config)).output == f"{config}: ok\n"
+    config.write_text(config.read_text() + "medium: {drive_writes_per_day: 0.5}\n")
+    refused = run("config", "check", str(config))
+    assert refused.exit_code == 1
+    assert "drive_writes_per_day = 0.5" in refused.stderr
+
+
+def test_a_pool_of_several_drives_is_made_by_the_configuration(config: Path, start: Start, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).touch()
+        os.truncate(tmp_path / name, 16 << 20)
+    several = f"2MiB, data_path: [{tmp_path}/a, {tmp_path}/b]"
+    config.write_text(config.read_text().replace("2MiB", several) + "medium:\nlog:\n")
+    assert run("config", "check", str(config)).output == f"{config}: ok\n"
+    process = start(config)
+    ready_line(process)
+    rows = json.loads(run("jbof", "drives", str(tmp_path / "pool"), "--format", "json").stdout)["drives"]
+    assert [(row["number"], row["path"]) for row in rows] == [(0, f"{tmp_path}/a"), (1, f"{tmp_path}/b")]
+    process.terminate()
+    process.communicate(timeout=60)
+    (tmp_path / "b").unlink()
+    checked = run("config", "check", str(config))
+    assert checked.exit_code == 0
+    assert checked.stdout.startswith("warning: drive 1 is away, and what it holds is not found: ")
+    as_yaml = yaml.safe_load(run("config", "check", str(config), "--format", "yaml").stdout)
+    assert (as_yaml["ok"], len(as_yaml["warnings"]), as_yaml["notes"]) == (True, 1, [])
 
 
 def test_a_size_without_effect_is_logged(config: Path, start: Start, tmp_path: Path) -> None:

@@ -140,7 +140,7 @@ def test_no_light(machine: Rig) -> None:
 
 
 def test_files(tmp_path: Path) -> None:
-    (tmp_path / "a").write_bytes(bytes(1 << 20))
+    (tmp_path / "a").write_bytes(bytes(2 << 20))
     result = run("list", "--file", str(tmp_path), "--format", "json")
     (drive,) = json.loads(result.stdout)["drives"]
     assert (drive["kind"], drive["slot"], drive["health"]) == ("file", "a", None)
@@ -150,6 +150,16 @@ def test_files(tmp_path: Path) -> None:
     result = run("locate", "a", "--file", str(tmp_path))
     assert result.exit_code == 1
     assert "is a file and has no light" in result.stderr
+
+
+def test_a_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(bytes(2 << 20))
+    result = run("list", "--file", str(tmp_path), "--file", str(tmp_path / "none"))
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert f"error: {tmp_path}/none does not exist" in result.stderr
+    result = run("list", "--file", str(tmp_path), "--domains", str(tmp_path / "none"))
+    assert result.exit_code == 1
+    assert "docs/drives.md" in result.stderr
 
 
 def test_a_machine_without_drives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from click.testing import Result
 
 from meshfusion.dpu import drives_keeper
@@ -62,6 +63,30 @@ def test_a_pool_of_named_drives(tmp_path: Path) -> None:
     table = run("jbof", "drives", str(tmp_path / "pool")).output
     assert all(name in table for name in named)
     assert drives(tmp_path / "pool") == [(0, "here"), (1, "here")]
+
+
+def test_a_pool_that_is_there_already_is_no_damage(path: Path) -> None:
+    for options in ((), ("--drives", "2")):
+        result = create(path, *options)
+        assert result.exit_code == 1, "a failure; neither wrong usage nor a damaged pool"
+        assert f"there is a pool in {path} already" in result.output
+        assert f"next step: use it, see mfctl pool status {path}" in result.output
+    assert drives(path) == [(0, "here"), (1, "here"), (2, "here")]
+
+
+def test_drives_as_yaml(path: Path) -> None:
+    shown = run("jbof", "drives", str(path), "--format", "yaml")
+    assert yaml.safe_load(shown.stdout) == json.loads(run("jbof", "drives", str(path), "--format", "json").stdout)
+
+
+def test_a_pools_folder_is_listed_without_what_lies_beside_its_data(path: Path) -> None:
+    with Pool.open(path):  # so that the lock has something in it
+        result = run("jbof", "list", "--file", str(path), "--format", "json")
+    found = json.loads(result.stdout)
+    assert sorted(drive["slot"] for drive in found["drives"]) == ["data", "data.1", "data.2"]
+    passed = {Path(entry["at"]).name: entry["reason"] for entry in found["passed_over"]}
+    assert {"owner.lock", "drives"} <= set(passed)
+    assert "is not larger than the head of a drive, 1MiB" in passed["owner.lock"]
 
 
 def test_what_does_not_go_together(tmp_path: Path) -> None:

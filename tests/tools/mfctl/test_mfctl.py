@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 import yaml
 from click.testing import CliRunner, Result
@@ -61,16 +62,46 @@ def test_help_does_not_wait_for_heavy_libraries() -> None:
     assert done.stdout == "[]\n"
 
 
-def test_every_command_has_help_and_both_formats() -> None:
-    commands = "pool create,pool status,pool check,pool repair,pool rebuild-index,"
-    commands += "service run,chunk ls,chunk show,config check,config example,doctor"
-    commands += ",jbof drives,jbof add,jbof drain,jbof remove"
-    commands += ",path list,path test,path disable,path enable"
-    for command in commands.split(","):
-        result = run(*command.split(), "--help")
+def commands(group: click.Group, *name: str) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    for child_name, child in group.commands.items():
+        at = (*name, child_name)
+        yield from commands(child, *at) if isinstance(child, click.Group) else [(at, child)]
+
+
+def test_every_command_has_help_and_all_formats() -> None:
+    names = [name for name, _ in commands(mfctl)]
+    assert len(names) > 25
+    assert {("jbof", "drives"), ("pool", "create"), ("lab", "run"), ("sim",)} <= set(names)
+    for name in names:
+        result = run(*name, "--help")
         assert result.exit_code == 0
-        assert "--format [table|json]" in result.output, command
+        assert "--format [table|json|yaml]" in result.output, name
     assert "--config" in CliRunner().invoke(meshfusion, ["--help"]).output
+
+
+def test_no_option_is_without_words() -> None:
+    for name, command in commands(mfctl):
+        for option in command.params:
+            assert not isinstance(option, click.Option) or option.help, (name, option.name)
+
+
+@pytest.mark.parametrize("arguments", [["--format", "yaml"], ["--format=yaml"]])
+def test_yaml_says_what_json_says(service: FakeChunkService, address: str, arguments: list[str]) -> None:
+    for command in (["pool", "status", "--service", address], ["chunk", "ls", "--service", address]):
+        shown = run(*command, *arguments)
+        assert shown.exit_code == 0
+        assert yaml.safe_load(shown.stdout) == json.loads(run(*command, "--format", "json").stdout)
+        assert not shown.stdout.startswith("{")
+
+
+def test_errors_come_as_yaml_too(tmp_path: Path) -> None:
+    missing, usage = ["pool", "status", str(tmp_path / "none")], ["pool", "status"]
+    for command in (missing, usage):
+        result = run(*command, "--format", "yaml")
+        assert result.stdout == ""
+        told = yaml.safe_load(result.stderr)
+        assert told == json.loads(run(*command, "--format", "json").stderr)
+        assert told["error"]["exit_code"] == result.exit_code != 0
 
 
 def test_status_of_a_service(service: FakeChunkService, address: str) -> None:

@@ -50,7 +50,21 @@ def test_table(trace: str) -> None:
     assert shown.output.splitlines()[3].split()[:3] == ["12", "lru", "0.333"]
 
 
+def test_a_bound_is_said_to_hold_for_ours_only(trace: str) -> None:
+    bounded = ("--size", "50%", "--policy", "lru,blocks", "--dwpd", "3")
+    shown = run(trace, *bounded)
+    assert shown.exit_code == 0
+    assert shown.stderr == "note: --dwpd does not bound lru, which know no budget of writes\n"
+    runs = json.loads(run(trace, *bounded, "--format", "json").stdout)["runs"]
+    assert [(r["policy"], r["drive_writes_per_day_allowed"]) for r in runs] == [("lru", None), ("blocks", 3.0)]
+    assert run(trace, "--size", "50%", "--policy", "lru,blocks").stderr == ""
+    refused = run(trace, "--policy", "lru,arc", "--dwpd", "3")
+    assert refused.exit_code == 2
+    assert "--dwpd bounds segments and blocks only" in refused.stderr
+
+
 def test_the_names_are_those_of_the_simulator() -> None:
+    assert sim_command._BOUNDED == sim_run.OURS
     assert sim_command._POLICIES == sim_run.POLICIES
     assert sim_command._DEFAULT.split(",") == list(sim_run.DEFAULT_POLICIES)
 
