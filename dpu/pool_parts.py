@@ -63,7 +63,7 @@ class PoolParts:
         taken.proof.close()
         self.transactions.close()
         self._note_budgets()
-        late = self.drives.late
+        late = self.drives.answers.late
         taken.owners.close(late)
         self.drives.close()
         taken.index.close()
