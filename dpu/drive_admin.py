@@ -175,7 +175,7 @@ class ServedDriveAdmin:
             self._drives.is_leaving(number, is_so=True)
         while True:
             with self._mutex:
-                is_unused = not self._drives.is_pinned(number) and number not in self._drives.late
+                is_unused = not self._drives.is_pinned(number) and number not in self._drives.answers.late
                 is_free = is_unused and self._drives.store.holders.all_current()
                 if is_free:
                     return

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from meshfusion.dpu.pool_medium import BlockMedium
@@ -98,6 +99,31 @@ class DriveAnswers:
             command.over.set()
         if command.is_late:
             self._answers_again()
+
+
+class PoolAnswers:
+    """Of a pool's drives, by their numbers. ``answers_again``: is told of a drive whose late answer came, on a thread
+    of its own."""
+
+    def __init__(self, deadline_s: float, answers_again: Callable[[int], None]) -> None:
+        self._deadline_s, self._answers_again = deadline_s, answers_again
+        self._drives: dict[int, DriveAnswers] = {}
+
+    def of(self, number: int) -> DriveAnswers:
+        """The same one for all lives of a drive, and files that it is reached by."""
+        if number not in self._drives:
+            again = partial(self._answers_again, number)
+            self._drives[number] = DriveAnswers(number, self._deadline_s, again)
+        return self._drives[number]
+
+    @property
+    def late(self) -> frozenset[int]:
+        """Drives that have not answered a command in time. What it was may happen yet."""
+        return frozenset(number for number, answers in tuple(self._drives.items()) if answers.is_late)
+
+    def left(self, number: int) -> None:
+        """It is none of the pool's any more; who removes it has seen to it that it owes nothing."""
+        self._drives.pop(number, None)
 
 
 class AnsweringMedium:

@@ -23,7 +23,7 @@ _STEP = "attach the drive that the pool knows, or give it up: mfctl jbof remove 
 def take_back(sought: Sought, drives: RunningDrives, index: Index, mutex: threading.Lock) -> None:
     """Does I/O; ``mutex`` is not held. Raises :class:`~meshfusion.jbof.errors.MeshFusionError` and changes nothing when
     it is not the drive that is sought, or cannot be had."""
-    drives.check_answers(sought.number)
+    drives.answers.of(sought.number).check()
     label, problems = read_label_at(sought.path, _STEP)
     _check_label(sought, label, drives)
     drives.owner.take_data(drives.layout, sought.path)

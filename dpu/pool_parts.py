@@ -63,7 +63,7 @@ class PoolParts:
         taken.proof.close()
         self.transactions.close()
         self._note_budgets()
-        late = self.drives.late
+        late = self.drives.answers.late
         taken.owners.close(late)
         self.drives.close()
         taken.index.close()
@@ -71,9 +71,8 @@ class PoolParts:
             taken.owner.release()
             return
         silent = [*([] if is_quiet else ["the target"]), *(f"drive {number}" for number in sorted(late))]
-        logger.error(
-            "no answer from %s: the pool is another's to open when this process has ended", " and ".join(silent)
-        )
+        for name in silent:
+            logger.error("%s has not answered: the pool is another's to open when this process has ended", name)
 
     def _note_budgets(self) -> None:
         """What came back to them since the last opening, too. Best effort: without it a restart begins with less."""

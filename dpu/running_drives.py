@@ -10,18 +10,18 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Final
 
 from meshfusion.dpu.api import types as api
 from meshfusion.dpu.api.drive_types import DriveStatus
 from meshfusion.dpu.budgets import Budgets
-from meshfusion.dpu.drive_answers import AnsweringMedium, DriveAnswers, HangingDriveError
+from meshfusion.dpu.drive_answers import AnsweringMedium, HangingDriveError, PoolAnswers
 from meshfusion.dpu.drive_list import ListedDrive
 from meshfusion.dpu.drive_lives import DriveLives, Told
 from meshfusion.dpu.drive_look import fault_of
 from meshfusion.dpu.drive_owners import DriveOwners
+from meshfusion.dpu.drive_problems import DriveProblems
 from meshfusion.dpu.owner_lock import OwnerLock
 from meshfusion.dpu.pool_dir import PoolLayout
 from meshfusion.dpu.pool_drives import PoolDrive
@@ -109,8 +109,8 @@ class RunningDrives:
         self._budgets = budgets
         self.lives = DriveLives(options.limits, drain_s=options.drain_s)
         self.version = 0  # of the ways in which drives are reached
-        self.problems: dict[int, str] = {}  # what was found wrong last; what was is forgotten when a drive comes back
-        self._refusals: dict[int, str] = {}  # why the last check of a drive that is back failed, as it was told
+        self.problems = DriveProblems()
+        self.answers = PoolAnswers(options.answer_deadline_s, self._answers_again)
         self.suspects: dict[int, set[int]] = {}  # blocks that an engine could not read, by drive
         self._mutex = mutex
         self._clock = clock
@@ -123,7 +123,6 @@ class RunningDrives:
         self._reached_since: dict[int, int] = {}  # drive -> the version that it came with
         self._known: dict[str, int] = {}  # holder -> the version that it was told last
         self._leaving: set[int] = set()
-        self._alarms = 0
         self._moved_away = False
         for one in opened.drives:
             self.lives.begin(
@@ -137,12 +136,11 @@ class RunningDrives:
             if drive.number not in self._open:
                 if drive.is_unindexed:
                     self._unindexed.add(drive.number)
-                    self.problems[drive.number] = "the index was made anew without it: mfctl pool rebuild-index"
+                    self.problems.found(drive.number, "the index was made anew without it: mfctl pool rebuild-index")
                 self._paths[drive.number] = (drive.path, bytes.fromhex(drive.uuid))
                 self._names[drive.number] = drive.name
                 identity = label_identity(bytes.fromhex(drive.uuid))
                 self.lives.begin(drive.number, identity, is_here=False, is_draining=drive.is_draining)
-        self._answers: dict[int, DriveAnswers] = {}
         for one in opened.drives:
             medium.put(one.drive.number, self.media_of(one.drive, one.file))
         medium.report_to(self._command_failed, self._command_worked)
@@ -207,14 +205,9 @@ class RunningDrives:
             "drives": len(uses) if len(uses) > 1 else 0,
             "drives_away": sum(not use.is_offered for use in uses),
             "drives_only_read": sum(use.is_offered and not use.takes_segments for use in uses),
-            "drive_alarms": self._alarms,
+            "drive_alarms": self.problems.alarm_count,
         }
         return tuple((name, count) for name, count in counts.items() if count)
-
-    @property
-    def late(self) -> frozenset[int]:
-        """Drives that have not answered a command of ours. What it was may happen yet."""
-        return frozenset(number for number, answers in self._answers.items() if answers.is_late)
 
     def close(self) -> None:
         for one in self._open.values():
@@ -248,38 +241,27 @@ class RunningDrives:
         """And what follows for how the drive is used."""
         told = self.lives.saw(now_s, number, event)
         if told.is_to_be_checked or isinstance(event, Checked):
-            self.problems.pop(number, None)
+            self.problems.end(number)  # it was of the time before it came back
         if problem:
-            self.problems[number] = problem
+            self.problems.found(number, problem)
         self.heed(number, told)
         self.apply()
         return told
 
     def is_refused(self, now_s: float, number: int, error: MeshFusionError) -> None:
-        """A drive that is back and not used, for this. It is asked again and again, and told once."""
+        """A drive that is back, and not used for this."""
         told = self.saw(now_s, number, CheckFailed(), error.message)
-        if not told.alarms and self._refusals.get(number) != error.message:
-            logger.error("drive %d is still not used: %s", number, error)
-        self._refusals[number] = error.message
+        self.problems.refused(number, error, is_told=bool(told.alarms))
 
     def heed(self, number: int, told: Told) -> None:
         for alarm in told.alarms:
-            self._alarms += 1
-            why = "; ".join(sorted(reason.value for reason in alarm.reasons)) or "all is well again"
-            if alarm.state is State.ONLINE:
-                self.problems.pop(number, None)
-            is_asked_for = alarm.state in (State.ONLINE, State.DRAINING, State.DRAINED)
-            problem = self.problems.get(number, "")
-            logger.log(
-                logging.INFO if is_asked_for else logging.ERROR,
-                "drive %d is %s: %s%s",
-                *(number, alarm.state.value, why, problem and f" ({problem})"),
-            )
+            self.problems.tell(number, alarm)
 
     def apply(self) -> None:
         """Drives are used as their lives say."""
-        for number in self.lives.numbers & self._answers.keys():
-            self.lives.hangs(number, is_so=self._answers[number].is_late)
+        late = self.answers.late
+        for number in self.lives.numbers:
+            self.lives.hangs(number, is_so=number in late)
         for number in self.shelf.numbers:
             was_offered = self.shelf.is_offered(number)
             is_offered = self.lives.use(number).is_offered and number not in self._leaving
@@ -334,26 +316,15 @@ class RunningDrives:
             if number not in self.lives.numbers:
                 return
             if self.lives.news(number).state is State.ONLINE:
-                self.problems.pop(number, None)
+                self.problems.end(number)
             self.apply()
 
     # ---- drives come, are exchanged, and leave -------------------------------------------------------------------
 
     def media_of(self, drive: PoolDrive, file: FileMedium) -> PoolMedium:
         """For the service's own writes."""
-        medium = AnsweringMedium(file, self._answers_of(drive.number))
+        medium = AnsweringMedium(file, self.answers.of(drive.number))
         return PoolMedium(medium, drive.label, drive.geometry, self.epoch)
-
-    def check_answers(self, number: int) -> None:
-        """Raises :class:`~meshfusion.dpu.drive_answers.HangingDriveError` where something may happen yet."""
-        self._answers_of(number).check()
-
-    def _answers_of(self, number: int) -> DriveAnswers:
-        """The same one for all lives of a drive, and files that it is reached by."""
-        if number not in self._answers:
-            again = partial(self._answers_again, number)
-            self._answers[number] = DriveAnswers(number, self.options.answer_deadline_s, again)
-        return self._answers[number]
 
     def came(self, one: OpenDrive, records: Iterable[SegmentRecord]) -> FileMedium | None:
         """It is owned, open, and the medium has it. ``records``: those of the drive in the index. Returns the file that
@@ -393,10 +364,9 @@ class RunningDrives:
         self._reached_since.pop(number, None)
         for known in (self._health, self._rates, self._months_left):
             known.pop(number, None)
-        self.problems.pop(number, None)
-        self._refusals.pop(number, None)
+        self.problems.left(number)
+        self.answers.left(number)
         self._names.pop(number, None)
-        self._answers.pop(number, None)
         self.suspects.pop(number, None)
         self.version += 1
         one = self._open.pop(number, None)
@@ -414,7 +384,7 @@ class RunningDrives:
             segment_count=one.drive.label.segment_count if one else 0,
             size_bytes=one.drive.geometry.capacity_bytes if one else 0,
             percentage_used=health.percentage_used if health else -1,
-            problem=self.problems.get(number, ""),
+            problem=self.problems.of(number),
             months_left=-1.0 if (months := self._months_left.get(number)) is None else months,
         )
 

@@ -207,7 +207,7 @@ def test_the_service_ends_and_keeps_others_off(path: Path, monkeypatch: pytest.M
     with pytest.raises(PoolBusyError):
         Pool.open(path)
     drive.may_go.set()
-    until(lambda: not pool._drives.late, what="for its answer")
+    until(lambda: not pool._drives.answers.late, what="for its answer")
     pool._parts.taken.owner.release()  # as its process' end would
     os.close(holder.lock)
     with Pool.open(path) as again:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from meshfusion.dpu.api import types as api
 from meshfusion.dpu.store.tidying import Move
-from meshfusion.jbof.pool_addresses import pool_lba
+from meshfusion.jbof.pool_addresses import drive_of_segment, pool_lba
 from meshfusion.jbof.segments import SegmentRecord
 from tests.sim.medium import Medium, Token
 from tests.sim.service import Service
@@ -16,7 +16,8 @@ COPY_FAILS = 0.1
 
 
 class TidyRun:
-    """Of one life of the service. ``step``: what is done next; None while something is waited for."""
+    """Of one life of the service. ``absent``: drives that do not answer, whether the service has seen it or not.
+    ``step``: what is done next; None while something is waited for."""
 
     def __init__(
         self,
@@ -24,11 +25,12 @@ class TidyRun:
         medium: Medium,
         rng: random.Random,
         check_bytes: Callable[[api.ChunkRecord], None],
+        absent: Collection[int],
         *,
         flushes: bool,
     ) -> None:
         self._service, self._medium, self._rng, self._flushes = service, medium, rng, flushes
-        self._check_bytes = check_bytes
+        self._check_bytes, self._absent = check_bytes, absent
         self._record: SegmentRecord | None = None
         self._run = 0
         self.moves: tuple[Move, ...] = ()
@@ -67,10 +69,11 @@ class TidyRun:
         if left:
             self._done[left[0].before.key] = self._move(left[0])
             return
-        keys = [key for key, is_right in self._done.items() if is_right]
+        flushed = {move.before.key for move in self.moves if not self._is_cut_off(move)}
+        keys = [key for key, is_right in self._done.items() if is_right and key in flushed]
         self._told = [move.after for move in self.moves if move.before.key in keys]
         if self._flushes:
-            self._medium.flush()
+            self._medium.flush(self._absent)
         self.moves, self._done = (), {}
         self.step = None
         self._service.submit(self._service.store.moved(keys), self._moved, self._leave)
@@ -95,8 +98,15 @@ class TidyRun:
 
     # ---- copying -------------------------------------------------------------------------------------------------
 
+    def _is_cut_off(self, move: Move) -> bool:
+        """What is asked of a drive on its way fails."""
+        shards = (*move.before.shards, *move.after.shards)
+        return any(drive_of_segment(shard.extent.segment) in self._absent for shard in shards)
+
     def _move(self, move: Move) -> bool:
         """Is it as it should be?"""
+        if self._is_cut_off(move):
+            return False
         tokens = [
             (pool_lba(after.extent.namespace, after.extent.lba) + offset, self._token(move, before, after, offset))
             for before, after in zip(move.before.shards, move.after.shards, strict=True)

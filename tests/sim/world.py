@@ -89,7 +89,9 @@ class World:
             refusal_rate=REFUSAL_RATE if self.refuses_some else 0.0,
             has_budgets=self.has_budgets,
         )
-        self.tidying = TidyRun(self.service, self.medium, self.rng, self.check_bytes, flushes=self.rules.flushes_moves)
+        self.tidying = TidyRun(
+            self.service, self.medium, self.rng, self.check_bytes, self.absent, flushes=self.rules.flushes_moves
+        )
         self.probe()
 
     def crash_service(self) -> None:
