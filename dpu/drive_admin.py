@@ -60,7 +60,7 @@ class ServedDriveAdmin:
 
     def add_drive(self, request: AddDriveRequest, *, deadline_s: float) -> DriveStatus:
         layout = self._drives.layout
-        with self._changing():
+        with self._changing(deadline_s):
             if layout.exported.exists():
                 raise UnsupportedError(
                     f"{layout.directory} is exported, and its exports stay as they were when the service began",
@@ -93,7 +93,7 @@ class ServedDriveAdmin:
 
     def drain_drive(self, request: DrainDriveRequest, *, deadline_s: float) -> DriveStatus:
         number, layout = request.number, self._drives.layout
-        with self._changing():
+        with self._changing(deadline_s):
             listed = read_drive_list(layout.directory)
             with self._mutex:
                 is_known = number in self._drives.lives.numbers
@@ -115,7 +115,7 @@ class ServedDriveAdmin:
 
     def remove_drive(self, request: RemoveDriveRequest, *, deadline_s: float) -> int:
         number, layout, end_s = request.number, self._drives.layout, time.monotonic() + deadline_s
-        with self._changing():
+        with self._changing(deadline_s):
             listed = list_of(layout)
             if not 0 <= number < listed.next_number:
                 raise unknown_drive(layout, listed, number)
@@ -152,13 +152,21 @@ class ServedDriveAdmin:
     # ---- inside --------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _changing(self) -> Iterator[None]:
-        with self._changes:
+    def _changing(self, deadline_s: float) -> Iterator[None]:
+        """One change at a time. Raises ServiceUnavailableError when another takes longer than ``deadline_s``."""
+        if not self._changes.acquire(timeout=max(0.0, min(deadline_s, threading.TIMEOUT_MAX))):
+            raise ServiceUnavailableError(
+                f"another change of the pool's drives has taken longer than {deadline_s:g} s",
+                next_step="ask again when it has ended; mfctl jbof drives shows how far it is",
+            )
+        try:
             if self._is_closed:
                 raise ServiceUnavailableError(
                     "the service is ending", next_step="ask again when it is back, or change the pool without it"
                 )
             yield
+        finally:
+            self._changes.release()
 
     def _check_room(self, size_bytes: int) -> None:
         with self._mutex:

@@ -25,8 +25,10 @@ from meshfusion.dpu.pool_inspect import CheckReport, check_pool, inspect_pool
 from meshfusion.dpu.pool_opening import MakeExports, PoolOptions, Taking, take_pool
 from meshfusion.dpu.pool_parts import PoolParts, wire
 from meshfusion.dpu.pool_status import list_chunks, status_of
+from meshfusion.dpu.reserve_parts import in_parts, joined, part_of
 from meshfusion.dpu.running_drives import DriveOptions
 from meshfusion.dpu.store.checks import refuse_unserved
+from meshfusion.dpu.store.steps import Step
 from meshfusion.jbof.errors import FormatError, MeshFusionError
 
 logger = logging.getLogger("meshfusion.pool")
@@ -117,16 +119,25 @@ class Pool:
             self._store.release(self._clock(), request)
 
     def reserve(self, request: api.ReserveRequest, *, deadline_s: float) -> api.ReserveReply:
+        """Lookups come between its parts. When one of them fails, all are given back."""
+        end_s = time.monotonic() + deadline_s
         stored = self._index.get_many(item.key for item in request.items)
-        with self._mutex:
-            step = self._store.reserve(self._clock(), request, stored)
-            self._transactions.submit(step)
+        parts = in_parts(request.items)
+        steps: list[Step[api.ReserveReply]] = []
         try:
-            return self._transactions.wait(step, deadline_s)
+            for indices in parts:
+                with self._mutex:
+                    step = self._store.reserve(self._clock(), part_of(request, indices), stored)
+                    self._transactions.submit(step)
+                steps.append(step)
+                time.sleep(0)  # a mutex is not handed on by being released: whoever waits has to run
+            replies = [self._transactions.wait(step, max(0.0, end_s - time.monotonic())) for step in steps]
         except MeshFusionError:  # the holder never learns of its grants: nothing can be in flight under them
-            grant_ids = tuple(result.grant_id for result in step.reply.results if result.grant_id)
+            results = (result for step in steps for result in step.reply.results)
+            grant_ids = tuple(result.grant_id for result in results if result.grant_id)
             self.abort(api.AbortRequest(request.holder_id, request.epoch, grant_ids), deadline_s=deadline_s)
             raise
+        return joined(parts, replies)
 
     def commit(self, request: api.CommitRequest, *, deadline_s: float) -> api.CommitReply:
         with self._mutex:

@@ -153,3 +153,12 @@ def test_a_removed_drive_is_anothers_to_have(path: Path, pool: Pool, tmp_path: P
         assert second.drive_admin.add_drive(again, deadline_s=5).state == "online"
         with pytest.raises(PoolBusyError):
             pool.drive_admin.add_drive(again, deadline_s=5)
+
+
+def test_a_change_waits_for_another_no_longer_than_its_caller(pool: Pool) -> None:
+    with pool.drive_admin._changes:
+        began_s = time.monotonic()
+        with pytest.raises(ServiceUnavailableError, match="another change of the pool's drives"):
+            pool.drive_admin.drain_drive(DrainDriveRequest(1), deadline_s=0.2)
+        assert 0.2 <= time.monotonic() - began_s < 5
+    assert pool.drive_admin.drain_drive(DrainDriveRequest(1), deadline_s=DEADLINE_S).state == "draining"
