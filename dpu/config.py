@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
-from meshfusion.dpu.api.address import TcpAddress, UnixAddress, parse_address
+from meshfusion.dpu.api.address import UnixAddress, parse_address
+from meshfusion.dpu.config_access import AccessList, AuditConfig, TlsConfig, access_problems
 from meshfusion.dpu.config_exports import ExportsConfig
 from meshfusion.dpu.config_pool import opening_problem, pool_is_absent, room_problem, without_effect
 from meshfusion.dpu.config_types import (
@@ -34,11 +35,9 @@ MAX_FILE_BYTES = 1 << 20
 
 def _listen_address(value: str) -> str:
     try:
-        address = parse_address(value)
+        parse_address(value)
     except ConfigError as e:
         raise FieldValueError(e.message, as_fix(e.next_step)) from e
-    if isinstance(address, TcpAddress) and not address.is_loopback:
-        raise ValueError("is not a loopback address, and the service has neither TLS nor authentication yet")
     return value
 
 
@@ -131,11 +130,25 @@ class ServiceConfig(ConfigModel):
     """The whole file."""
 
     listen: Annotated[str, AfterValidator(_listen_address)] = Field(
-        description="Where engines connect: unix:///path (only this user can connect) or a loopback host:port "
-        "(every user of the machine can).",
+        description="Where engines connect: unix:///path (only this user can connect), a loopback host:port (every "
+        "user of the machine can), or any other with tls and access or tokens_file.",
         examples=["unix:///run/meshfusion/meshfusion.sock"],
     )
     pool: PoolConfig
+    tls: TlsConfig | None = None
+    access: AccessList | None = Field(
+        default=None,
+        description="Who callers' certificates stand for: a common or alternative name, a role (engine, operator, "
+        "read-only), and a tenant.",
+        examples=["[{subject: engine-1, role: engine, tenant: default}]"],
+    )
+    tokens_file: AbsolutePath | None = Field(
+        default=None,
+        description="File of bearer tokens' digests, mode 0600, see mfctl token create; with it or access, callers "
+        "must say who they are.",
+        examples=["/etc/meshfusion/tokens.yaml"],
+    )
+    audit: AuditConfig = AuditConfig()
     exports: ExportsConfig | None = None
     medium: MediumConfig = MediumConfig()
     leases: LeaseConfig = LeaseConfig()
@@ -220,6 +233,13 @@ def _surroundings(document: YamlDocument, meant: frozenset[FieldPath], *, closel
         problem = directory_problem(socket_dir)
         if problem:
             add(("listen",), document.data["listen"], f"the socket's directory {socket_dir} {problem[0]}", problem[1])
+    for found_problem in access_problems(document.data):
+        if found_problem.field[:1] != ("listen",) or not meant & {("tls",), ("access",), ("tokens_file",)}:
+            add(*found_problem)
+    audit = document.data.get("audit")
+    audit_path = audit.get("path") if isinstance(audit, dict) else None
+    if isinstance(audit_path, str) and _is_absolute(audit_path) and (problem := directory_problem(Path(audit_path).parent)):
+        add(("audit", "path"), audit_path, f"the directory {Path(audit_path).parent} {problem[0]}", problem[1])
     exports = document.data.get("exports")
     if closely and isinstance(exports, dict) and exports.get("target") == "nvmet":
         try:

@@ -28,6 +28,7 @@ def check(file: Path, connector: bool, output_format: str) -> None:
     A pool that exists is opened for reading, beside whoever owns it; for one to be created, the room is looked at.
     """
     from meshfusion.dpu.config import check_service_config, notes_on_pool, read_config_file
+    from meshfusion.dpu.config_access import expiry_notes
 
     document = read_config_file(file)
     if connector:
@@ -40,7 +41,8 @@ def check(file: Path, connector: bool, output_format: str) -> None:
             next_step=f"mfctl config check --connector {file}",
         )
     else:
-        notes = notes_on_pool(check_service_config(document, str(file), closely=True).pool)
+        checked = check_service_config(document, str(file), closely=True)
+        notes = (*notes_on_pool(checked.pool), *expiry_notes(checked.tls))
     if output_format == "json":
         print_json({"file": str(file), "ok": True, "notes": notes})
     else:

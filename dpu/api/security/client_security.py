@@ -22,8 +22,8 @@ log = logging.getLogger("meshfusion.security")
 @dataclass(frozen=True, slots=True)
 class ClientSecurity:
     """Files, by name: nothing secret. ``ca``: of the service's certificate; None: no TLS. ``certificate``, ``key``:
-    this caller's, both or none. ``server_name``: what the service's certificate names, if that is not the address's host.
-    ``token_file``: holds the token to show. ``label``: what messages call one of these fields."""
+    this caller's, both or none. ``server_name``: what the service's certificate names, where that is not the address's
+    host. ``token_file``: holds the token to show. ``label``: what messages call one of these fields."""
 
     ca: Path | None = None
     certificate: Path | None = None
