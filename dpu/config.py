@@ -148,7 +148,7 @@ class ServiceConfig(ConfigModel):
         "must say who they are.",
         examples=["/etc/meshfusion/tokens.yaml"],
     )
-    audit: AuditConfig = AuditConfig()
+    audit: AuditConfig | None = None
     exports: ExportsConfig | None = None
     medium: MediumConfig = MediumConfig()
     leases: LeaseConfig = LeaseConfig()
@@ -238,7 +238,11 @@ def _surroundings(document: YamlDocument, meant: frozenset[FieldPath], *, closel
             add(*found_problem)
     audit = document.data.get("audit")
     audit_path = audit.get("path") if isinstance(audit, dict) else None
-    if isinstance(audit_path, str) and _is_absolute(audit_path) and (problem := directory_problem(Path(audit_path).parent)):
+    if (
+        isinstance(audit_path, str)
+        and _is_absolute(audit_path)
+        and (problem := directory_problem(Path(audit_path).parent))
+    ):
         add(("audit", "path"), audit_path, f"the directory {Path(audit_path).parent} {problem[0]}", problem[1])
     exports = document.data.get("exports")
     if closely and isinstance(exports, dict) and exports.get("target") == "nvmet":

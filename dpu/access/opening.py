@@ -33,4 +33,4 @@ def open_door(config: ServiceConfig) -> Door:
 
 
 def audit_path(config: ServiceConfig) -> Path:
-    return config.audit.path or config.pool.path / FILE_NAME
+    return (config.audit and config.audit.path) or config.pool.path / FILE_NAME

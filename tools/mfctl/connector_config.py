@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import difflib
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from meshfusion.dpu.api.security.client_security import ClientSecurity, check_client_files
 from meshfusion.dpu.config import directory_problem, size_or_none, unfit_sizes
 from meshfusion.dpu.config_pool import opening_problem, pool_is_absent, room_problem, without_effect
 from meshfusion.dpu.yaml_document import YamlDocument
 from meshfusion.host.connector.config import EXTRA_CONFIG, EmbeddedPool, examine_connector_config
 from meshfusion.jbof.config_problems import ConfigProblem, ConfigProblemsError, FieldPath
+from meshfusion.jbof.errors import FieldValueError
 
 CLASS_NAME = "MeshFusionConnector"
 MODULE_PATH = "meshfusion.host.connector.vllm"
@@ -39,6 +42,9 @@ def check_connector_config(document: YamlDocument, name: str) -> tuple[str, ...]
         problems += [*found, *_pool_problems(extra.get("pool"), document, (*at, "pool"))]
         if config is not None and config.pool is not None:
             notes = _notes(config.pool)
+        elif config is not None:
+            notes, bad = check_client_files(config.security, datetime.now(UTC))
+            problems += [_file_problem(config.security, error, document, at) for error in bad]
     else:
         fix = 'write for example {"pool": {"path": "/var/lib/meshfusion/pool"}}'
         problem = "must be a mapping of keys to values"
@@ -47,6 +53,14 @@ def check_connector_config(document: YamlDocument, name: str) -> tuple[str, ...]
         next_step = "Correct these keys of the kv_transfer_config." if whole else "Correct these keys."
         raise ConfigProblemsError(name, tuple(problems), next_step=next_step)
     return notes
+
+
+def _file_problem(
+    security: ClientSecurity, error: FieldValueError, document: YamlDocument, at: FieldPath
+) -> ConfigProblem:
+    where = (*at, *security.label(error.field).split("."))
+    value = str(getattr(security, error.field))
+    return ConfigProblem(".".join(map(str, where)), error.problem, error.fix, value, document.line_of(where))
 
 
 def _pool_problems(pool: Any, document: YamlDocument, at: FieldPath) -> list[ConfigProblem]:

@@ -99,31 +99,57 @@ class ClientCredentials:
         return None if self._token is None else (("authorization", f"Bearer {self._token.current()[0]}"),)
 
     def _read_tls(self) -> ClientMaterial:
-        # Only where there is TLS: the library costs an engine's start-up a while.
-        from meshfusion.dpu.api.security.certificates import Purpose, check_authorities, check_pair
-
-        s, now = self._security, self._utc()
-        assert s.ca is not None
         try:
-            ca = read_small(s.ca, "ca")
-            expiries = [check_authorities(ca, "ca", now)]
-            if s.certificate is None or s.key is None:
-                pair = None
-            else:
-                pair = read_small(s.certificate, "certificate"), read_secret(s.key, "key")
-                expiries.append(check_pair(*pair, Purpose.CLIENT, now))
+            return read_client_tls(self._security, self._utc())
         except FieldValueError as error:
             raise self._error(error) from error
-        warnings = tuple(text for expiry in expiries if (text := expiry.warning(now)))
-        return ClientMaterial(ca.data, pair[0].data if pair else None, pair[1].data if pair else None, warnings)
 
     def _read_token(self) -> str:
-        assert self._security.token_file is not None
         try:
-            return parse_token(read_secret(self._security.token_file, "token_file").data)
+            return read_token(self._security)
         except FieldValueError as error:
             raise self._error(error) from None  # no cause: it might quote the token
 
     def _error(self, error: FieldValueError) -> ConfigError:
         label, value = self._security.label(error.field), getattr(self._security, error.field)
         return ConfigError(f"{label} = {value}: {error.problem}", next_step=f"{error.fix}.")
+
+
+def read_client_tls(security: ClientSecurity, now: datetime) -> ClientMaterial:
+    """With TLS only. Raises :class:`~meshfusion.jbof.errors.FieldValueError`, whose field is one of ``security``."""
+    # Only where there is TLS: the library costs an engine's start-up a while.
+    from meshfusion.dpu.api.security.certificates import Purpose, check_authorities, check_pair
+
+    assert security.ca is not None, "asked without TLS"
+    ca = read_small(security.ca, "ca")
+    expiries = [check_authorities(ca, "ca", now)]
+    certificate = key = None
+    if security.certificate is not None and security.key is not None:
+        certificate, key = read_small(security.certificate, "certificate"), read_secret(security.key, "key")
+        expiries.append(check_pair(certificate, key, Purpose.CLIENT, now))
+    warnings = tuple(text for expiry in expiries if (text := expiry.warning(now)))
+    return ClientMaterial(
+        ca.data, None if certificate is None else certificate.data, None if key is None else key.data, warnings
+    )
+
+
+def read_token(security: ClientSecurity) -> str:
+    """With a token file only. Raises FieldValueError, without what the file holds."""
+    assert security.token_file is not None, "asked without one"
+    return parse_token(read_secret(security.token_file, "token_file").data)
+
+
+def check_client_files(security: ClientSecurity, now: datetime) -> tuple[tuple[str, ...], tuple[FieldValueError, ...]]:
+    """What is to be known of the files, and what is wrong with them, before anything is called."""
+    notes: tuple[str, ...] = ()
+    problems = []
+    try:
+        notes = () if security.ca is None else read_client_tls(security, now).warnings
+    except FieldValueError as error:
+        problems.append(error)
+    try:
+        if security.token_file is not None:
+            read_token(security)
+    except FieldValueError as error:
+        problems.append(error)
+    return notes, tuple(problems)
