@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from meshfusion.dpu.api.address import UnixAddress, parse_address
-from meshfusion.dpu.api.security.client_security import ClientSecurity
+if TYPE_CHECKING:
+    from meshfusion.dpu.api.security.client_security import ClientSecurity
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -35,18 +35,19 @@ def access_options(command: F) -> F:
 
 
 def remember_access(context: click.Context, access: dict[str, Any]) -> None:
-    fields = {name: access[f"service_{name}"] or None for name, *_ in _OPTIONS}
-    context.obj = ClientSecurity(**fields, label=_option)
+    context.obj = {name: access[f"service_{name}"] or None for name, *_ in _OPTIONS}
 
 
 def access_to(address: str) -> ClientSecurity:
     """For a client of the service at ``address``. A unix socket has no TLS, whatever the environment says."""
+    from meshfusion.dpu.api.address import UnixAddress, parse_address
+    from meshfusion.dpu.api.security.client_security import ClientSecurity
+
     context = click.get_current_context(silent=True)
-    found = context.find_root().obj if context is not None else None
-    security = found if isinstance(found, ClientSecurity) else ClientSecurity(label=_option)
+    given: dict[str, Any] = (context.find_root().obj if context is not None else None) or {}
     if isinstance(parse_address(address), UnixAddress):
-        return ClientSecurity(token_file=security.token_file, label=_option)
-    return security
+        given = {name: value for name, value in given.items() if name == "token_file"}
+    return ClientSecurity(**given, label=_option)
 
 
 def _option(name: str) -> str:
