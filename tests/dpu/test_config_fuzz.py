@@ -36,7 +36,7 @@ SCALARS = st.one_of(
     st.sampled_from([0, 1, -1, 2**31, 2**63, 2**64, 10**400, math.nan, math.inf, -math.inf, 1e308, 5e-324]),
     st.floats(),
     st.text(max_size=20),
-    st.sampled_from(["", "/", "..", "~", "a\0b", "/a\0b", "x" * 10_000, "/" + "x" * 300, "/" + "y/" * 3000, "\U0001f701"]),
+    st.sampled_from(["", "/", "..", "~", "a\0b", "/a\0b", "x" * 10_000, "/" + "x" * 300, "/" + "y/" * 3000, "🜁"]),
     st.sampled_from(["4GiB", "1e9GiB", "-1MiB", "९GiB", "unix:", "unix:///", "[::1]:1", "[", ":", "rdma://1.1.1.1:99999"]),
     st.dates(datetime.date(1, 1, 1)),
     st.binary(max_size=8),
