@@ -297,6 +297,32 @@ def test_connections_are_made_anew_when_they_are_old(ca: Authority, tmp_path: Pa
         wait_until(is_out)
 
 
+def test_a_call_under_way_ends_on_the_connection_that_newer_files_replace(ca: Authority) -> None:
+    service = FakeChunkService()
+    pair = ca.issue("engine-1")
+    with serving(server_files(ca, ca), service) as server, calling(server, client_of(ca, pair)) as client:
+        client.status(deadline_s=DEADLINE_S)
+        service.started.clear()
+        service.delay_s = 3.0
+        replies: list[object] = []
+        running = threading.Thread(target=lambda: replies.append(client.status(deadline_s=2 * DEADLINE_S)))
+        running.start()
+        assert service.started.wait(DEADLINE_S)
+        service.delay_s = 0.0
+        caller = client._caller
+        first = caller._connection
+        ca.issue("engine-1")
+        time.sleep(1.1)
+        client.status(deadline_s=DEADLINE_S)
+        assert caller._connection is not first
+        assert caller._retired == {first}
+        assert replies == []
+        running.join()
+        assert replies == [service.current_status]
+        assert caller._retired == set(), "and is closed then"
+        client.status(deadline_s=DEADLINE_S)
+
+
 def test_a_restarted_service_with_another_ca_is_found_when_the_client_gets_it(ca: Authority, tmp_path: Path) -> None:
     trusted = tmp_path / "trusted.pem"
     trusted.write_bytes(ca.pem)
