@@ -258,6 +258,8 @@ def examine_connector_config(
         if not is_told and not is_meant and is_alone and extra_config.get("path") == WantedPath.RDMA.value:
             field = ".".join(map(str, (*at, "path")))
             problems.append(ConfigProblem(field, *_RDMA_ALONE, "rdma", document.line_of((*at, "path"))))
+        if not is_told and not is_meant:
+            problems += _far_without_tls(extra_config, document, at, misspelt(error, ConnectorConfig))
         is_block = extra_config.get("path") == WantedPath.BLOCK.value
         if not is_told and is_block and extra_config.get("direct_io") is False:
             field = ".".join(map(str, (*at, "path")))
@@ -269,3 +271,20 @@ def examine_connector_config(
             field = ".".join(map(str, (*at, "key_scope")))
             problems.append(ConfigProblem(field, *_KEYS_ELSEWHERE, "command", document.line_of((*at, "key_scope"))))
         return None, tuple(problems)
+
+
+def _far_without_tls(
+    extra_config: dict[Any, Any], document: Document, at: FieldPath, meant: frozenset[FieldPath]
+) -> list[ConfigProblem]:
+    """As the model's own check tells it; what is wrong inside ``service_tls`` it tells once its fields are right."""
+    service = extra_config.get("service")
+    if not isinstance(service, str) or extra_config.get("service_tls") is not None or ("service_tls",) in meant:
+        return []
+    try:
+        problem = security_problem(client_security(None, None), parse_address(service))
+    except ConfigError:
+        return []
+    if problem is None:
+        return []
+    field = ".".join(map(str, (*at, problem.field)))
+    return [ConfigProblem(field, problem.problem, problem.fix, line=document.line_of((*at, "service")))]

@@ -146,7 +146,7 @@ def messages(draw: st.DrawFn, kind: type[Message], depth: int = 0) -> Message:
     for field in kind.DESCRIPTOR.fields:
         if not draw(st.integers(0, 3)):
             continue  # absent
-        if field.is_repeated:
+        if hasattr(getattr(message, field.name), "extend"):  # repeated: how that is asked differs between protobufs
             some = draw(st.lists(values(field, depth), max_size=3))
             getattr(message, field.name).extend(some)
         elif field.message_type is not None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import random
 import shutil
+import socket
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +125,22 @@ def test_plain_text_is_not_answered(ca: Authority) -> None:
         with pytest.raises(grpc.RpcError) as caught:
             call(b"", timeout=DEADLINE_S)
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+@pytest.mark.parametrize("size_bytes", [1, 100, 100_000])
+def test_what_is_no_tls_at_all_disturbs_nobody(ca: Authority, size_bytes: int) -> None:
+    rng = random.Random(size_bytes)
+    with serving(server_files(ca, ca)) as server, calling(server, client_of(ca, ca.issue("engine-1"))) as client:
+        client.status(deadline_s=DEADLINE_S)
+        host, _, port = server.address.rpartition(":")
+        for start in (b"", b"\x16\x03\x01\x02\x00\x01", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"):
+            with socket.create_connection((host, int(port)), timeout=DEADLINE_S) as rude, suppress(OSError):
+                rude.sendall(start + rng.randbytes(size_bytes))
+                rude.shutdown(socket.SHUT_WR)
+                rude.recv(1)
+        client.status(deadline_s=DEADLINE_S)
+    with serving(server_files(ca, ca)) as server:
+        assert answers(server, client_of(ca, ca.issue("engine-1")))
 
 
 def test_a_certificate_that_nobody_is_known_by_is_denied(ca: Authority) -> None:

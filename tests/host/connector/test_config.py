@@ -303,3 +303,11 @@ def test_a_service_on_another_machine() -> None:
 def test_what_a_service_on_another_machine_takes(config: dict[str, Any], expected: str) -> None:
     (problem,) = problems_of(config)
     assert problem.startswith(expected)
+
+
+def test_a_service_elsewhere_without_tls_is_told_along_with_other_problems() -> None:
+    first, second = sorted(problems_of({**REMOTE, "load_threads": 0}))
+    assert first.startswith("load_threads = 0: ")
+    assert second.startswith("service_tls: is missing: 10.0.0.1:7700 is not on this machine")
+    (misspelt,) = problems_of({**REMOTE, "service_tsl": TLS})
+    assert "did you mean service_tls?" in misspelt
