@@ -27,8 +27,10 @@ say who they are. What is here is about the gRPC calls: data goes over NVMe-oF, 
    together, not for each: one that may call can slow the others down.
 7. Not protected: against the user root and the user of the service on its machine, or whoever can write its files.
 8. Not protected: engines of one tenant from each other's KV. They share it; writers inside one tenant trust each other.
-9. Not protected: what an engine may read over NVMe-oF. Access to a namespace is access to all its blocks.
-10. A certificate is revoked by its CA: there are no revocation lists. Keep lifetimes short.
+9. Engines of other machines reach the pool over its exports only, never its files: of a process elsewhere no lock here
+   tells whether it is gone.
+10. Not protected: what an engine may read over NVMe-oF. Access to a namespace is access to all its blocks.
+11. A certificate is revoked by its CA: there are no revocation lists. Keep lifetimes short.
 
 ## Roles
 
@@ -102,8 +104,10 @@ certificate of a CA that is gone is refused at its next connection; connections 
 For callers without a certificate. `mfctl token create NAME --role engine` prints a token once, and its entry for the
 service's `tokens_file` (mode 0600), which holds a digest and no token. The caller keeps the token in a file
 (`service_token_file` of the connector, `--service-token-file` of mfctl), and sends it over TLS or inside its machine
-only. A changed `tokens_file` counts from the next call on: take an entry out, and its token is refused. With
-`tls.client_ca` a token does not replace the certificate; a call that shows both is its token's.
+only. A changed `tokens_file` counts from the next call on: take an entry out, and its
+token is refused. One that is gone, bad or open to others is told as an error, and changes nothing. With
+`tls.client_ca` a token does not replace the certificate; a call that shows both is its token's. A changed `access`
+counts when the service is started again.
 
 ## The audit log
 

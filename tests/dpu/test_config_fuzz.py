@@ -27,7 +27,7 @@ from tests.dpu.security.authority import Authority, replace
 from tests.dpu.security.test_certificates import GOOD as TOKEN_ENTRY
 
 EXAMPLES = int(os.environ.get("MESHFUSION_FUZZ_EXAMPLES", "150"))
-NIGHTLY_EXAMPLES = 50 * EXAMPLES
+NIGHTLY_EXAMPLES = 10 * EXAMPLES
 
 SCALARS = st.one_of(
     st.none(),

@@ -15,10 +15,12 @@ from google.protobuf.message import Message
 
 from meshfusion.dpu.api.limits import malformed
 from meshfusion.dpu.api.security.identity import CallerIdentity
+from meshfusion.dpu.api.security.peers import is_on_this_machine
 from meshfusion.dpu.api.security.principal import MAX_INCARNATION_CHARS, Principal
 from meshfusion.dpu.api.security.roles import RULES, Role, Rule
+from meshfusion.dpu.api.types import Access
 from meshfusion.dpu.api.v1 import chunk_pb2 as pb
-from meshfusion.jbof.errors import MeshFusionError, PermissionDeniedError, UnauthenticatedError
+from meshfusion.jbof.errors import MeshFusionError, PermissionDeniedError, UnauthenticatedError, UnsupportedError
 
 log = logging.getLogger("meshfusion.security")
 
@@ -96,7 +98,7 @@ class Guard:
 
     def run(self, caller: Caller, request: Message, call: Callable[[], R]) -> R:
         """Make the call, in the caller's own name only; the request of an attachment gets the caller's holder id."""
-        self._keep_to_own(caller.principal, request)
+        self._keep_to_own(caller, request)
         if self._audit is None or not caller.rule.is_audited:
             return call()
         entry = self._audit.begin(caller, request)
@@ -112,9 +114,11 @@ class Guard:
             self._audit.end(entry, caller, outcome, time.monotonic() - began_s)
         return result
 
-    def _keep_to_own(self, principal: Principal, request: Message) -> None:
+    def _keep_to_own(self, caller: Caller, request: Message) -> None:
+        principal = caller.principal
         if isinstance(request, pb.AttachRequest):
             self._check_tenant(principal, request.tenant)
+            _check_reach(caller, request)
             if not principal.owns_all_holders and len(request.incarnation) > MAX_INCARNATION_CHARS:
                 raise malformed("incarnation", f"is longer than {MAX_INCARNATION_CHARS} characters")
             if request.incarnation:
@@ -151,6 +155,16 @@ class Guard:
                 return
             self._warned_s = now_s
         log.warning("%s (such refusals are told once in %g s)", text.encode("unicode_escape").decode(), _WARN_EVERY_S)
+
+
+def _check_reach(caller: Caller, request: pb.AttachRequest) -> None:
+    """Rule 3: that a process is gone is proven by its lock on a file here, which says nothing of one elsewhere that
+    sees the same files over a network."""
+    if request.access in ("", Access.LOCAL.value) and not is_on_this_machine(caller.peer):
+        raise UnsupportedError(
+            f"{caller.peer} is not on the service's machine, and so cannot open the pool's files",
+            next_step="Give the service exports and the engine path: rdma; or run the engine on the service's machine.",
+        )
 
 
 def _wrong_role(caller: Caller) -> PermissionDeniedError:

@@ -34,7 +34,7 @@ from meshfusion.jbof.errors import ConfigError
 from tests.dpu.pool_cases import IDENTITY, make_pool
 
 EXAMPLES = int(os.environ.get("MESHFUSION_FUZZ_EXAMPLES", "40"))
-NIGHTLY_EXAMPLES = 50 * EXAMPLES
+NIGHTLY_EXAMPLES = 20 * EXAMPLES
 DEADLINE_S = 20.0
 MEMORY_BYTES = 512 << 20  # more than the server's 256 calls of small messages could hold, less than a leak of them
 Code = grpc.StatusCode

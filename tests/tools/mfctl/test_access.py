@@ -14,9 +14,13 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from meshfusion.dpu.access.tokens_file import read_tokens
+from meshfusion.dpu.access.tokens_file import TokensFile, read_tokens
+from meshfusion.dpu.api.security.guard import Guard
+from meshfusion.dpu.api.security.identity import CallerIdentity
 from meshfusion.dpu.api.security.token_text import digest_of
+from meshfusion.dpu.api.server import serve
 from meshfusion.tools.mfctl.main import mfctl
+from tests.dpu.api.fake_service import FakeChunkService
 from tests.dpu.security.authority import Authority, Pair, replace
 
 
@@ -94,6 +98,19 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     daemon = Daemon(tmp_path_factory.mktemp("daemon"))
     yield daemon
     daemon.close()
+
+
+def test_a_token_on_a_unix_socket_which_has_no_tls(tmp_path: Path) -> None:
+    made = run("token", "create", "looker", "--role", "read-only", "--out", str(tmp_path / "token"))
+    replace(tmp_path / "tokens", made.stdout.encode(), mode=0o600)
+    guard = Guard(CallerIdentity(find_token=TokensFile(tmp_path / "tokens").find))
+    server = serve(FakeChunkService(), f"unix://{tmp_path}/s", guard=guard)
+    asked = ["pool", "status", "--service", server.address, "--format", "json"]
+    environment = {"MESHFUSION_SERVICE_CA": "/none", "MESHFUSION_SERVICE_TOKEN_FILE": str(tmp_path / "token")}
+    assert run(*asked, env=environment).exit_code == 0
+    bare = run(*asked)
+    assert (bare.exit_code, error_of(bare)["kind"]) == (1, "UnauthenticatedError")
+    server.stop(0.0)
 
 
 def error_of(result: Result) -> dict[str, Any]:
