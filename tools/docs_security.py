@@ -64,7 +64,8 @@ openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -noenc -days 365 -
   -keyout engine-1.key -out engine-1.pem
 ```
 
-The alternative names are those by which callers reach the service. In its configuration:
+The alternative names are those by which callers reach the service. Keys are P-256, P-384 or RSA of 2048 bits or more,
+of CAs also P-521 or Ed25519: what gRPC can use. In the service's configuration:
 
 ```yaml
 listen: 10.0.0.1:7700

@@ -16,6 +16,7 @@ from typing import Final
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 from cryptography.x509.oid import ExtendedKeyUsageOID, ObjectIdentifier
@@ -24,6 +25,11 @@ from meshfusion.dpu.api.security.files import SmallFile
 from meshfusion.jbof.errors import FieldValueError
 
 EXPIRY_WARNING: Final = timedelta(days=14)
+# What gRPC's own TLS library takes of the other side, as tried with it; of others a handshake fails without a reason.
+_KINDS: Final = frozenset({"RSA", "P-256", "P-384"})
+_SIGNING_KINDS: Final = _KINDS | {"P-521", "Ed25519"}
+_MIN_RSA_BITS: Final = 2048
+_CURVES: Final = {"secp256r1": "P-256", "secp384r1": "P-384", "secp521r1": "P-521"}
 
 
 class Purpose(enum.Enum):
@@ -50,6 +56,9 @@ def check_pair(certificate: SmallFile, key: SmallFile, purpose: Purpose, now: da
     chain = _certificates(certificate, "certificate")
     for one in chain:
         _check_dates(one, "certificate", now)
+    _check_key_kind(chain[0], _KINDS, "certificate")
+    for one in chain[1:]:
+        _check_key_kind(one, _SIGNING_KINDS, "certificate")
     _check_order(chain)
     _check_purpose(chain[0], purpose)
     public = Encoding.DER, PublicFormat.SubjectPublicKeyInfo
@@ -66,6 +75,7 @@ def check_authorities(file: SmallFile, field: str, now: datetime) -> Expiry:
     """CA certificates, of which one must be valid: an old and a new one may stand side by side."""
     found = _certificates(file, field)
     for one in found:
+        _check_key_kind(one, _SIGNING_KINDS, field)
         if not _is_authority(one):
             raise FieldValueError(
                 f"holds {_name(one)}, which is no certificate of a CA",
@@ -122,6 +132,28 @@ def _check_order(chain: Sequence[x509.Certificate]) -> None:
                 "order it: the certificate first, then the one of its CA, and so on",
                 field="certificate",
             ) from error
+
+
+def _check_key_kind(one: x509.Certificate, kinds: frozenset[str], field: str) -> None:
+    try:
+        kind = _key_kind(one)
+    except (ValueError, UnsupportedAlgorithm):
+        kind = "of a kind that is not known here"
+    if kind not in kinds:
+        raise FieldValueError(
+            f"{_name(one)} has a key that is {kind}",
+            f"make one with a key that is {', '.join(sorted(kinds))} (RSA of {_MIN_RSA_BITS} bits or more)",
+            field=field,
+        )
+
+
+def _key_kind(one: x509.Certificate) -> str:
+    key = one.public_key()
+    if isinstance(key, rsa.RSAPublicKey):
+        return "RSA" if key.key_size >= _MIN_RSA_BITS else f"RSA of {key.key_size} bits"
+    if isinstance(key, ec.EllipticCurvePublicKey):
+        return _CURVES.get(key.curve.name, key.curve.name)
+    return type(key).__name__.removesuffix("PublicKey")
 
 
 def _check_purpose(one: x509.Certificate, purpose: Purpose) -> None:

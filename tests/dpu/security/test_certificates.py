@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec, ed448, ed25519, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from meshfusion.dpu.access.tokens_file import read_tokens
@@ -23,7 +25,8 @@ from meshfusion.dpu.config import load_service_config
 from meshfusion.dpu.config_access import expiry_notes
 from meshfusion.jbof.config_problems import ConfigProblemsError
 from meshfusion.jbof.errors import ConfigError, FieldValueError
-from tests.dpu.security.authority import DAY, Authority, replace
+from tests.dpu.security.authority import DAY, Authority, Key, client_of, replace, server_files
+from tests.dpu.security.test_tls import answers, serving
 
 HOUR = DAY / 24
 
@@ -89,6 +92,44 @@ def test_a_ca_that_is_none(ca: Authority) -> None:
     server, leaf = ca.issue("server"), ca.issue("leaf")
     found = problem_of(ServerTlsFiles(*server, leaf.certificate))
     assert (found.field, "CN=leaf, which is no certificate of a CA" in found.problem) == ("client_ca", True)
+
+
+KEYS: dict[str, Callable[[], Key]] = {
+    "RSA of 1024 bits": lambda: rsa.generate_private_key(65537, 1024),
+    "RSA": lambda: rsa.generate_private_key(65537, 2048),
+    "secp224r1": lambda: ec.generate_private_key(ec.SECP224R1()),
+    "secp256k1": lambda: ec.generate_private_key(ec.SECP256K1()),
+    "P-256": lambda: ec.generate_private_key(ec.SECP256R1()),
+    "P-384": lambda: ec.generate_private_key(ec.SECP384R1()),
+    "P-521": lambda: ec.generate_private_key(ec.SECP521R1()),
+    "Ed25519": ed25519.Ed25519PrivateKey.generate,
+    "Ed448": ed448.Ed448PrivateKey.generate,
+}
+
+
+@pytest.mark.parametrize("kind", list(KEYS))
+def test_only_keys_that_grpc_can_use_are_taken(tmp_path: Path, kind: str) -> None:
+    """Whatever is taken serves and is let in; others would fail at the handshake, or as a port that is taken."""
+    ca = Authority(tmp_path)
+    pair = ca.issue("engine-1", key=KEYS[kind]())
+    files = ServerTlsFiles(*pair, ca.path)
+    if kind in ("RSA", "P-256", "P-384"):
+        with serving(files) as server:
+            assert answers(server, client_of(ca, pair))
+    else:
+        found = problem_of(files)
+        assert (found.field, f"has a key that is {kind}" in found.problem) == ("certificate", True)
+
+
+@pytest.mark.parametrize("kind", list(KEYS))
+def test_only_keys_of_cas_that_grpc_can_use_are_taken(tmp_path: Path, kind: str) -> None:
+    ca = Authority(tmp_path, key=KEYS[kind]())
+    files = server_files(ca, ca)
+    if kind in ("RSA", "P-256", "P-384", "P-521", "Ed25519"):
+        with serving(files) as server:
+            assert answers(server, client_of(ca, ca.issue("engine-1")))
+    else:
+        assert f"has a key that is {kind}" in problem_of(files).problem
 
 
 def test_a_chain_in_the_wrong_order(ca: Authority, tmp_path: Path) -> None:
