@@ -8,7 +8,8 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
-from meshfusion.dpu.api.address import TcpAddress, parse_address
+from meshfusion.dpu.api.address import parse_address
+from meshfusion.dpu.config_access import AccessList, AuditConfig, TlsConfig
 from meshfusion.dpu.config_exports import ExportsConfig
 from meshfusion.dpu.config_pool import without_effect
 from meshfusion.dpu.config_surroundings import Surroundings
@@ -32,11 +33,9 @@ MAX_FILE_BYTES = 1 << 20
 
 def _listen_address(value: str) -> str:
     try:
-        address = parse_address(value)
+        parse_address(value)
     except ConfigError as e:
         raise FieldValueError(e.message, as_fix(e.next_step)) from e
-    if isinstance(address, TcpAddress) and not address.is_loopback:
-        raise ValueError("is not a loopback address, and the service has neither TLS nor authentication yet")
     return value
 
 
@@ -134,11 +133,25 @@ class ServiceConfig(ConfigModel):
     """The whole file."""
 
     listen: Annotated[str, AfterValidator(_listen_address)] = Field(
-        description="Where engines connect: unix:///path (only this user can connect) or a loopback host:port "
-        "(every user of the machine can).",
+        description="Where engines connect: unix:///path (only this user can connect), a loopback host:port (every "
+        "user of the machine can), or any other with tls and access or tokens_file.",
         examples=["unix:///run/meshfusion/meshfusion.sock"],
     )
     pool: PoolConfig
+    tls: TlsConfig | None = None
+    access: AccessList | None = Field(
+        default=None,
+        description="Who callers' certificates stand for: a common or alternative name, a role (engine, operator, "
+        "read-only), and a tenant.",
+        examples=["[{subject: engine-1, role: engine, tenant: default}]"],
+    )
+    tokens_file: AbsolutePath | None = Field(
+        default=None,
+        description="File of bearer tokens' digests, mode 0600, see mfctl token create; with it or access, callers "
+        "must say who they are.",
+        examples=["/etc/meshfusion/tokens.yaml"],
+    )
+    audit: AuditConfig | None = None
     exports: ExportsConfig | None = None
     medium: MediumConfig = MediumConfig()
     leases: LeaseConfig = LeaseConfig()

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from meshfusion.dpu.api.address import UnixAddress, parse_address
 from meshfusion.dpu.budgets import budget_problem
+from meshfusion.dpu.config_access import access_problems
 from meshfusion.dpu.config_pool import NewPool, look_at_pool, new_geometries, pool_is_absent, room_problem
 from meshfusion.dpu.export.opening import check_target
 from meshfusion.dpu.pool_sizes import size_problems, usual_segment_bytes
@@ -18,6 +19,7 @@ from meshfusion.jbof.errors import ConfigError, MeshFusionError
 from meshfusion.jbof.segment_geometry import SegmentGeometry
 from meshfusion.jbof.sizes import parse_size_bytes
 
+_GUARDS: Final = frozenset({("tls",), ("access",), ("tokens_file",)})
 _BUDGET: Final = ("medium", "drive_writes_per_day")
 
 
@@ -37,6 +39,7 @@ class Surroundings:
 
     def look(self) -> None:
         self._look_at_socket()
+        self._look_at_access()
         self._look_at_target()
         pool = self._document.data.get("pool")
         if not isinstance(pool, dict):
@@ -59,6 +62,15 @@ class Surroundings:
         problem = directory_problem(folder) if folder is not None else None
         if problem:
             self._add(("listen",), listen, f"the socket's directory {folder} {problem[0]}", problem[1])
+
+    def _look_at_access(self) -> None:
+        for found in access_problems(self._document.data):
+            if found.field[:1] != ("listen",) or not self._meant & _GUARDS:
+                self._add(*found)
+        audit = self._document.data.get("audit")
+        path = audit.get("path") if isinstance(audit, dict) else None
+        if isinstance(path, str) and _is_absolute(path) and (problem := directory_problem(Path(path).parent)):
+            self._add(("audit", "path"), path, f"the directory {Path(path).parent} {problem[0]}", problem[1])
 
     def _look_at_target(self) -> None:
         exports = self._document.data.get("exports")

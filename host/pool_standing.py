@@ -18,7 +18,13 @@ from typing import TypeVar
 from meshfusion.dpu.api import types as api
 from meshfusion.dpu.api.liveness import hold_liveness
 from meshfusion.host.pool_events import Attached, AttachmentLost, Event, LeasesLost
-from meshfusion.jbof.errors import MeshFusionError, ServiceUnavailableError, StaleHolderError
+from meshfusion.jbof.errors import (
+    MeshFusionError,
+    PermissionDeniedError,
+    ServiceUnavailableError,
+    StaleHolderError,
+    UnauthenticatedError,
+)
 
 logger = logging.getLogger("meshfusion.client")
 
@@ -125,7 +131,8 @@ class PoolStanding:
         """
         try:
             return call()
-        except StaleHolderError as error:
+        except (StaleHolderError, UnauthenticatedError, PermissionDeniedError) as error:
+            # The latter two: the service knows us by another name or not at all, and would refuse all that follows.
             self._lose_attachment(what, holder_id, error)
         except ServiceUnavailableError as error:
             # A lookup that was merely slow is no reason to let go; a heartbeat that fails is.

@@ -69,3 +69,11 @@ class ServiceUnavailableError(ServiceError):
 
 class StaleHolderError(ServiceError):
     """The holder or its epoch is no longer known to the service: attach again."""
+
+
+class UnauthenticatedError(ServiceError):
+    """The service does not know who calls: no certificate or token that it accepts."""
+
+
+class PermissionDeniedError(ServiceError):
+    """The service knows who calls, and that caller may not do this."""

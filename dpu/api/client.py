@@ -7,11 +7,13 @@ from typing import Any
 from meshfusion.dpu.api import codec, codec_match, codec_status, codec_writes
 from meshfusion.dpu.api import types as t
 from meshfusion.dpu.api.caller import GrpcCaller
+from meshfusion.dpu.api.security.client_security import ClientSecurity
 from meshfusion.dpu.api.v1 import chunk_pb2 as pb
 
 
 class GrpcChunkService:
-    """The service at ``address`` (``unix:///path`` or ``host:port``). Safe for use by several threads.
+    """The service at ``address`` (``unix:///path`` or ``host:port``), called with the files that ``security`` names.
+    Safe for use by several threads.
 
     Nothing is opened before the first call, so an engine that forks early is not disturbed. Every call keeps
     its deadline on the wall clock, whether the service is slow, stuck or gone, and raises the errors that
@@ -19,8 +21,8 @@ class GrpcChunkService:
     :class:`~meshfusion.jbof.errors.StaleHolderError` until the holder attaches again.
     """
 
-    def __init__(self, address: str) -> None:
-        self._caller = GrpcCaller(address, "ChunkService")
+    def __init__(self, address: str, security: ClientSecurity | None = None) -> None:
+        self._caller = GrpcCaller(address, "ChunkService", security)
         self.address = self._caller.address
 
     def attach(self, request: t.AttachRequest, *, deadline_s: float) -> t.Attachment:

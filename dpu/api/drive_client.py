@@ -5,14 +5,15 @@ from __future__ import annotations
 from meshfusion.dpu.api import codec_drives
 from meshfusion.dpu.api import drive_types as t
 from meshfusion.dpu.api.caller import GrpcCaller
+from meshfusion.dpu.api.security.client_security import ClientSecurity
 from meshfusion.dpu.api.v1 import chunk_pb2 as pb
 
 
 class GrpcDriveAdmin:
     """The administration of the service at ``address`` (``unix:///path`` or ``host:port``)."""
 
-    def __init__(self, address: str) -> None:
-        self._caller = GrpcCaller(address, "DriveAdmin")
+    def __init__(self, address: str, security: ClientSecurity | None = None) -> None:
+        self._caller = GrpcCaller(address, "DriveAdmin", security)
 
     def drives(self, *, deadline_s: float) -> tuple[t.DriveStatus, ...]:
         decode = codec_drives.drives_reply_from_pb

@@ -18,10 +18,12 @@ from meshfusion.jbof.errors import (
     FormatError,
     MediaError,
     MeshFusionError,
+    PermissionDeniedError,
     PoolBusyError,
     ServiceError,
     ServiceUnavailableError,
     StaleHolderError,
+    UnauthenticatedError,
     UnsupportedError,
 )
 
@@ -36,6 +38,8 @@ _CODES: tuple[tuple[type[MeshFusionError], grpc.StatusCode], ...] = (
     (MalformedMessageError, grpc.StatusCode.INVALID_ARGUMENT),
     (StaleHolderError, grpc.StatusCode.FAILED_PRECONDITION),
     (ServiceUnavailableError, grpc.StatusCode.UNAVAILABLE),
+    (UnauthenticatedError, grpc.StatusCode.UNAUTHENTICATED),
+    (PermissionDeniedError, grpc.StatusCode.PERMISSION_DENIED),
     (ServiceError, grpc.StatusCode.INVALID_ARGUMENT),
     (UnsupportedError, grpc.StatusCode.UNIMPLEMENTED),
     (ConfigError, grpc.StatusCode.INVALID_ARGUMENT),
@@ -44,6 +48,12 @@ _CODES: tuple[tuple[type[MeshFusionError], grpc.StatusCode], ...] = (
     (MediaError, grpc.StatusCode.INTERNAL),
 )
 _KINDS: dict[str, type[MeshFusionError]] = {kind.__name__: kind for kind, _ in _CODES}
+_REACH = "Start it with `mfctl service run --config FILE`, or correct the address."
+# gRPC tells a refused handshake from a closed connection in its details at best.
+_REACH_TLS = (
+    "Start it, or correct the address; if it runs, its certificate must be of this client's CA and name the host (or "
+    "the server name given), and this client's certificate must be of the service's tls.client_ca."
+)
 _OUT_OF_SPACE = {errno.ENOSPC, errno.EDQUOT}
 
 
@@ -64,7 +74,9 @@ def encode_error(error: MeshFusionError) -> tuple[grpc.StatusCode, str, tuple[tu
     return (status_code(error), details, ((DETAIL_METADATA_KEY, detail.SerializeToString()),))
 
 
-def decode_error(error: grpc.RpcError, *, address: str, call: str, deadline_s: float) -> MeshFusionError:
+def decode_error(
+    error: grpc.RpcError, *, address: str, call: str, deadline_s: float, is_tls: bool = False
+) -> MeshFusionError:
     """What the failed call means to the caller. Statuses of gRPC's own making become ServiceErrors."""
     assert isinstance(error, grpc.Call), "every RpcError of a call in progress is also a Call"
     code = error.code()
@@ -80,7 +92,7 @@ def decode_error(error: grpc.RpcError, *, address: str, call: str, deadline_s: f
     if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
         return ServiceUnavailableError(
             f"the chunk service at {address} cannot be reached ({details or code.name.lower()})",
-            next_step="Start it with `mfctl service run --config FILE`, or correct the address.",
+            next_step=_REACH_TLS if is_tls else _REACH,
         )
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
         return _exhausted(address, call, details)

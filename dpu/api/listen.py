@@ -12,6 +12,11 @@ from meshfusion.dpu.api.address import TcpAddress, UnixAddress
 from meshfusion.jbof.errors import ConfigError
 
 _PROBE_TIMEOUT_S = 1.0
+NOT_SECURED = "other machines are served over TLS only, and only when they say who they are"
+SECURE_IT = (
+    "set tls with client_ca and access, or tls and tokens_file (docs/security.md); or listen on unix:///path or "
+    "127.0.0.1:PORT"
+)
 
 
 def check_free(address: UnixAddress | TcpAddress) -> None:
@@ -23,22 +28,33 @@ def check_free(address: UnixAddress | TcpAddress) -> None:
         _check_port(address)
 
 
-def bind(server: grpc.Server, address: UnixAddress | TcpAddress) -> UnixAddress | TcpAddress:
-    """Bind ``server`` to ``address``; the result carries the real port when port 0 was asked.
+def bind(
+    server: grpc.Server,
+    address: UnixAddress | TcpAddress,
+    credentials: grpc.ServerCredentials | None = None,
+    *,
+    asks_who_calls: bool = False,
+) -> UnixAddress | TcpAddress:
+    """Bind ``server`` to ``address``; the result carries the real port when port 0 was asked. ``credentials``: of TLS.
+    Without them, or when nobody is asked who calls, only addresses of this machine are allowed.
 
     Raises :class:`~meshfusion.jbof.errors.ConfigError` when the address is taken, not allowed or not usable.
     """
     if isinstance(address, UnixAddress):
+        assert credentials is None, "the configuration has no TLS on a unix socket"
         _bind_unix(server, address)
         return address
-    if not address.is_loopback:
+    if not address.is_loopback and (credentials is None or not asks_who_calls):
         raise ConfigError(
-            f"listen: {address} is not a loopback address, and the service has neither TLS nor authentication yet",
-            next_step="Listen on unix:///path (preferred) or 127.0.0.1:PORT.",
+            f"listen: {address} is not a loopback address, and {NOT_SECURED}",
+            next_step=f"{SECURE_IT[0].upper()}{SECURE_IT[1:]}.",
         )
     cause: Exception | None = None
     try:
-        port = server.add_insecure_port(address.grpc_target)
+        if credentials is None:
+            port = server.add_insecure_port(address.grpc_target)
+        else:
+            port = server.add_secure_port(address.grpc_target, credentials)
     except RuntimeError as e:
         port, cause = 0, e
     if port == 0:

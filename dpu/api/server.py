@@ -1,4 +1,4 @@
-"""Serves a :class:`~meshfusion.dpu.api.types.ChunkService` over gRPC, on a unix socket or a loopback port."""
+"""Serves a :class:`~meshfusion.dpu.api.types.ChunkService` over gRPC: on a unix socket, a loopback port or TLS."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from meshfusion.dpu.api.drive_types import DriveAdmin, RemoveDriveRequest
 from meshfusion.dpu.api.error_codec import encode_error
 from meshfusion.dpu.api.limits import MAX_MESSAGE_BYTES, check_id, check_key, malformed
 from meshfusion.dpu.api.listen import bind
+from meshfusion.dpu.api.security.guard import Guard
+from meshfusion.dpu.api.security.server_tls import ServerTls
 from meshfusion.dpu.api.types import AbortRequest, ChunkService, DetachRequest, ReleaseRequest
 from meshfusion.dpu.api.v1 import chunk_pb2 as pb
 from meshfusion.jbof.errors import MeshFusionError, ServiceError, ServiceUnavailableError
@@ -31,6 +33,7 @@ MAX_DEADLINE_S = 60.0
 # An answer that grants something and has less time left than this counts as not arriving, and is taken back: what a
 # caller never learns of, it cannot give back.
 ARRIVAL_MARGIN_S = 0.001
+CONNECTION_AGE_S = 3600.0
 
 # (request, seconds left) -> reply
 Call = Callable[[Any, float], Message]
@@ -57,6 +60,9 @@ def serve(
     listen: str,
     *,
     admin: DriveAdmin | None = None,
+    guard: Guard | None = None,
+    tls: ServerTls | None = None,
+    connection_age_s: float = CONNECTION_AGE_S,
     thread_count: int = 32,
     max_concurrent_calls: int = 256,
 ) -> RunningServer:
@@ -65,8 +71,9 @@ def serve(
 
     Writers' calls wait for the index to be synced, so there are more threads than could compute at once: a lookup
     must find a free one. More than ``max_concurrent_calls`` are refused with RESOURCE_EXHAUSTED. ``service`` must
-    allow calls from several threads; it is not closed by the server. Raises
-    :class:`~meshfusion.jbof.errors.ConfigError` when the address cannot be listened on.
+    allow calls from several threads; it is not closed by the server. ``guard``: without one, everybody who can connect
+    may make every call, and nothing is recorded. ``connection_age_s``: connections over TLS are made anew after that.
+    Raises :class:`~meshfusion.jbof.errors.ConfigError` when the address cannot be listened on.
     """
     executor = ThreadPoolExecutor(thread_count, thread_name_prefix="chunk-service")
     server = grpc.server(
@@ -77,34 +84,46 @@ def serve(
             ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
             # Otherwise a second server on the same port would silently take half of the calls.
             ("grpc.so_reuseport", 0),
+            *(_ageing(connection_age_s) if tls is not None else ()),
         ],
     )
+    guard = guard or Guard()
     undos: dict[str, Undo] = {"Match": _undo_match(service), "Reserve": _undo_reserve(service)}
-    served = {SERVICE_NAME: _handlers("ChunkService", _calls(service), undos)}
+    served = {SERVICE_NAME: _handlers("ChunkService", _calls(service, guard), undos, guard)}
     if admin is not None:
-        served[ADMIN_NAME] = _handlers("DriveAdmin", _admin_calls(admin), {})
+        served[ADMIN_NAME] = _handlers("DriveAdmin", _admin_calls(admin), {}, guard)
     server.add_generic_rpc_handlers(
         tuple(grpc.method_handlers_generic_handler(name, handlers) for name, handlers in served.items())
     )
     address = parse_address(listen)
-    bound = bind(server, address)
+    credentials = None if tls is None else tls.credentials()
+    bound = bind(server, address, credentials, asks_who_calls=guard.asks_who_calls)
     server.start()
     if isinstance(address, UnixAddress):
         log.info("serving on %s, mode 0600", bound)
     else:
-        log.info("serving on %s", bound)
+        log.info("serving on %s%s", bound, "" if tls is None else ", TLS")
     return RunningServer(server, executor, str(bound))
 
 
+def _ageing(age_s: float) -> tuple[tuple[str, int], ...]:
+    """A connection was let in by its certificate when it was made: this bounds how long one lasts that would not be
+    now. Calls under way end on the former one, and clients notice nothing."""
+    return (
+        ("grpc.max_connection_age_ms", round(age_s * 1000)),
+        ("grpc.max_connection_age_grace_ms", round(MAX_DEADLINE_S * 1000)),
+    )
+
+
 def _handlers(
-    service: str, calls: dict[str, Call], undos: dict[str, Undo]
+    service: str, calls: dict[str, Call], undos: dict[str, Undo], guard: Guard
 ) -> dict[str, grpc.RpcMethodHandler[bytes, bytes]]:
     """``service``: its name in the proto file."""
     methods = pb.DESCRIPTOR.services_by_name[service].methods
     assert {m.name for m in methods} == calls.keys(), "the proto file and the server disagree about the calls"
     return {
         m.name: grpc.unary_unary_rpc_method_handler(
-            _handler(m.name, GetMessageClass(m.input_type), calls[m.name], undos.get(m.name))
+            _handler(service, m.name, GetMessageClass(m.input_type), calls[m.name], undos.get(m.name), guard)
         )
         for m in methods
     }
@@ -126,7 +145,7 @@ def _admin_calls(admin: DriveAdmin) -> dict[str, Call]:
     }
 
 
-def _calls(service: ChunkService) -> dict[str, Call]:
+def _calls(service: ChunkService, guard: Guard) -> dict[str, Call]:
     """Each call of the API: decode, ask the service, encode."""
     r, w, s = codec, codec_writes, service
 
@@ -141,6 +160,11 @@ def _calls(service: ChunkService) -> dict[str, Call]:
     def detach(m: pb.DetachRequest, d: float) -> Message:
         s.detach(DetachRequest(check_id("holder_id", m.holder_id)), deadline_s=d)
         return pb.DetachReply()
+
+    def status(m: pb.StatusRequest, d: float) -> Message:
+        reply = codec_status.pool_status_to_pb(s.status(deadline_s=d))
+        reply.counters.extend(pb.Counter(name=name, value=value) for name, value in guard.counts().items() if value)
+        return reply
 
     def get_chunk(m: pb.GetChunkRequest, d: float) -> Message:
         chunk = s.get_chunk(check_key("key", m.key), deadline_s=d)
@@ -158,7 +182,7 @@ def _calls(service: ChunkService) -> dict[str, Call]:
         "Heartbeat": lambda m, d: r.heartbeat_reply_to_pb(s.heartbeat(r.heartbeat_request_from_pb(m), deadline_s=d)),
         "Drop": lambda m, d: pb.DropReply(dropped=s.drop(r.drop_request_from_pb(m), deadline_s=d)),
         "Detach": detach,
-        "Status": lambda m, d: codec_status.pool_status_to_pb(s.status(deadline_s=d)),
+        "Status": status,
         "ListChunks": lambda m, d: r.list_reply_to_pb(s.list_chunks(r.list_request_from_pb(m), deadline_s=d)),
         "GetChunk": get_chunk,
     }
@@ -195,9 +219,10 @@ def _too_late(name: str) -> ServiceUnavailableError:
 
 
 def _handler(
-    name: str, request_class: type[Message], call: Call, undo: Undo | None
+    service: str, name: str, request_class: type[Message], call: Call, undo: Undo | None, guard: Guard
 ) -> Callable[[bytes, grpc.ServicerContext], bytes]:
     def answer(raw: bytes, context: grpc.ServicerContext) -> bytes:
+        caller = guard.admit(f"{service}.{name}", context)
         remaining_s = context.time_remaining()
         deadline_s = DEFAULT_DEADLINE_S if remaining_s is None else min(remaining_s, MAX_DEADLINE_S)
         if deadline_s <= 0:
@@ -206,7 +231,7 @@ def _handler(
             request = request_class.FromString(raw)
         except DecodeError as e:
             raise malformed(f"the request of {name}", f"cannot be parsed ({e})") from e
-        reply = call(request, deadline_s)
+        reply = guard.run(caller, request, lambda: call(request, deadline_s))
         data = reply.SerializeToString()
         too_large = len(data) > MAX_MESSAGE_BYTES
         if undo is not None and (too_large or not _will_arrive(context)):

@@ -12,6 +12,8 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from meshfusion.dpu.api.address import parse_address
+from meshfusion.dpu.api.security.client_security import ClientSecurity
+from meshfusion.host.connector.config_security import FilePath, ServiceTls, client_security, security_problem
 from meshfusion.host.path.path_kind import PathKind
 from meshfusion.jbof.config_problems import (
     ConfigProblem,
@@ -139,6 +141,13 @@ class ConnectorConfig(_Model):
         description="address of the service: unix:///path or host:port",
         examples=["unix:///run/meshfusion/meshfusion.sock"],
     )
+    service_tls: ServiceTls | None = Field(default=None, description="TLS, for a service on another machine")
+    service_token_file: FilePath | None = Field(
+        default=None,
+        description="file with the token to show to the service (`mfctl token create`); nobody but its owner may read "
+        "it, or the group root",
+        examples=["/etc/meshfusion/engine-1.token"],
+    )
     path: WantedPath = Field(
         default=WantedPath.AUTO,
         strict=False,
@@ -193,6 +202,7 @@ class ConnectorConfig(_Model):
     def _one_pool(self) -> ConnectorConfig:
         if (self.pool is None) == (self.service is None):
             raise FieldValueError(*_ONE_POOL)
+        self._check_security()
         if self.path is WantedPath.RDMA and self.service is None:
             raise FieldValueError(*_RDMA_ALONE, field="path")
         if self.path is WantedPath.BLOCK and not self.direct_io:
@@ -200,6 +210,21 @@ class ConnectorConfig(_Model):
         if self.key_scope is KeyScope.COMMAND and self.path is not WantedPath.RDMA:
             raise FieldValueError(*_KEYS_ELSEWHERE, field="key_scope")
         return self
+
+    def _check_security(self) -> None:
+        if self.service is None:
+            for field in ("service_tls", "service_token_file"):
+                if getattr(self, field) is not None:
+                    raise FieldValueError("is for a service, and this is an embedded pool", "remove it", field=field)
+            return
+        problem = security_problem(self.security, parse_address(self.service))
+        if problem is not None:
+            raise problem
+
+    @property
+    def security(self) -> ClientSecurity:
+        """How the service is called."""
+        return client_security(self.service_tls, self.service_token_file)
 
 
 def parse_connector_config(extra_config: Any) -> ConnectorConfig:
@@ -233,6 +258,8 @@ def examine_connector_config(
         if not is_told and not is_meant and is_alone and extra_config.get("path") == WantedPath.RDMA.value:
             field = ".".join(map(str, (*at, "path")))
             problems.append(ConfigProblem(field, *_RDMA_ALONE, "rdma", document.line_of((*at, "path"))))
+        if not is_told and not is_meant:
+            problems += _far_without_tls(extra_config, document, at, misspelt(error, ConnectorConfig))
         is_block = extra_config.get("path") == WantedPath.BLOCK.value
         if not is_told and is_block and extra_config.get("direct_io") is False:
             field = ".".join(map(str, (*at, "path")))
@@ -244,3 +271,20 @@ def examine_connector_config(
             field = ".".join(map(str, (*at, "key_scope")))
             problems.append(ConfigProblem(field, *_KEYS_ELSEWHERE, "command", document.line_of((*at, "key_scope"))))
         return None, tuple(problems)
+
+
+def _far_without_tls(
+    extra_config: dict[Any, Any], document: Document, at: FieldPath, meant: frozenset[FieldPath]
+) -> list[ConfigProblem]:
+    """As the model's own check tells it; what is wrong inside ``service_tls`` it tells once its fields are right."""
+    service = extra_config.get("service")
+    if not isinstance(service, str) or extra_config.get("service_tls") is not None or ("service_tls",) in meant:
+        return []
+    try:
+        problem = security_problem(client_security(None, None), parse_address(service))
+    except ConfigError:
+        return []
+    if problem is None:
+        return []
+    field = ".".join(map(str, (*at, problem.field)))
+    return [ConfigProblem(field, problem.problem, problem.fix, line=document.line_of((*at, "service")))]

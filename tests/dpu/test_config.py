@@ -109,7 +109,8 @@ extra: 1
         r"line 8: leases\.max_pinned_fraction = 1\.5: must be at most 1; use more than 0 and at most 1, "
         r"for example 0\.5",
         r"line 9: log\.level = 'loud': must be 'debug', 'info', 'warning' or 'error'",
-        r"line 10: extra: unknown key; remove it; known here: listen, pool, exports, medium, leases, drives, log",
+        r"line 10: extra: unknown key; remove it; known here: listen, pool, tls, access, tokens_file, audit, exports, "
+        r"medium, leases, drives, log",
     ]
     assert len(problems) == len(expected)
     for problem, pattern in zip(problems, expected, strict=True):
@@ -443,7 +444,8 @@ def test_unreadable_files(tmp_path: Path) -> None:
 def test_the_example_is_complete_and_shows_the_defaults(tmp_path: Path) -> None:
     text = example_service_config()
     data = yaml.safe_load(text)
-    assert set(data) == set(ServiceConfig.model_fields) - {"exports"}, "left out by default"
+    left_out = {"exports", "tls", "access", "tokens_file", "audit"}
+    assert set(data) == set(ServiceConfig.model_fields) - left_out
     assert "# exports:" in text
     assert "# data_path: " in text
     data["listen"] = f"unix://{tmp_path}/s"

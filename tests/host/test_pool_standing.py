@@ -17,7 +17,7 @@ from meshfusion.host.pool_events import (
     Attached,
     ReserveFailed,
 )
-from meshfusion.jbof.errors import MediaError
+from meshfusion.jbof.errors import MediaError, MeshFusionError, PermissionDeniedError, UnauthenticatedError
 from tests.host.support.controlled_service import ControlledService, refusal, unavailable
 from tests.host.support.pool_client_rig import (
     OTHER_IDENTITY,
@@ -51,6 +51,19 @@ def test_another_identity_is_another_incarnation(service: ControlledService) -> 
         refused, answered = reserve(rig, wish(1), wish(2, identity=OTHER_IDENTITY))
         assert refused == ReserveFailed(1)
         assert granted(answered).identity == OTHER_IDENTITY
+
+
+@pytest.mark.parametrize("kind", [UnauthenticatedError, PermissionDeniedError])
+def test_an_engine_that_the_service_knows_by_another_name_attaches_anew(
+    service: ControlledService, kind: type[MeshFusionError]
+) -> None:
+    """Its certificate, or the service's configuration, was changed: what it attached before is not its own any more."""
+    with attached(service) as rig:
+        service.fails["match"] = kind("not yours", next_step="Attach again.")
+        assert rig.match(keys(2)).stored == NOTHING_STORED
+        again = rig.expect(Attached).attachment
+        assert again.holder_id in service.holders
+        assert len(service.calls["attach"]) == 2
 
 
 def test_an_attachment_that_comes_after_the_identity_changed_is_given_back(service: ControlledService) -> None:

@@ -30,6 +30,7 @@ def check(file: Path, connector: bool, output_format: str) -> None:
     refuse is an error; what it would start with, but not be whole, such as a drive that is away, is a warning.
     """
     from meshfusion.dpu.config import examine_service_config, notes_on_pool, read_config_file
+    from meshfusion.dpu.config_access import expiry_notes
 
     # What opening the pool's drives logs is told as warnings.
     logging.getLogger("meshfusion").addHandler(logging.NullHandler())
@@ -45,7 +46,7 @@ def check(file: Path, connector: bool, output_format: str) -> None:
         )
     else:
         checked, warnings = examine_service_config(file, document)
-        notes = notes_on_pool(checked.pool)
+        notes = (*notes_on_pool(checked.pool), *expiry_notes(checked.tls))
     if output_format != "table":
         print_document({"file": str(file), "ok": True, "notes": notes, "warnings": warnings}, output_format)
     else:

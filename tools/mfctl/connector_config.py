@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import difflib
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from meshfusion.dpu.api.security.client_security import ClientSecurity, check_client_files
 from meshfusion.dpu.config_pool import NewPool, look_at_pool, pool_is_absent, room_problem, without_effect
 from meshfusion.dpu.config_surroundings import directory_problem, size_or_none, unfit_sizes
 from meshfusion.dpu.pool_sizes import usual_segment_bytes
 from meshfusion.dpu.yaml_document import YamlDocument
 from meshfusion.host.connector.config import EXTRA_CONFIG, EmbeddedPool, examine_connector_config
 from meshfusion.jbof.config_problems import ConfigProblem, ConfigProblemsError, FieldPath
+from meshfusion.jbof.errors import FieldValueError
 
 CLASS_NAME = "MeshFusionConnector"
 MODULE_PATH = "meshfusion.host.connector.vllm"
@@ -43,6 +46,9 @@ def check_connector_config(document: YamlDocument, name: str) -> tuple[tuple[str
         problems += [*found, *of_pool]
         if config is not None and config.pool is not None:
             notes = _notes(config.pool)
+        elif config is not None:
+            notes, bad = check_client_files(config.security, datetime.now(UTC))
+            problems += [_file_problem(config.security, error, document, at) for error in bad]
     else:
         fix = 'write for example {"pool": {"path": "/var/lib/meshfusion/pool"}}'
         problem = "must be a mapping of keys to values"
@@ -51,6 +57,14 @@ def check_connector_config(document: YamlDocument, name: str) -> tuple[tuple[str
         next_step = "Correct these keys of the kv_transfer_config." if whole else "Correct these keys."
         raise ConfigProblemsError(name, tuple(problems), next_step=next_step)
     return notes, warnings
+
+
+def _file_problem(
+    security: ClientSecurity, error: FieldValueError, document: YamlDocument, at: FieldPath
+) -> ConfigProblem:
+    where = (*at, *security.label(error.field).split("."))
+    value = str(getattr(security, error.field))
+    return ConfigProblem(".".join(map(str, where)), error.problem, error.fix, value, document.line_of(where))
 
 
 def _look_at_pool(pool: Any, document: YamlDocument, at: FieldPath) -> tuple[list[ConfigProblem], tuple[str, ...]]:

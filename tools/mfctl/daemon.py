@@ -41,9 +41,11 @@ def run_service(config: ServiceConfig, *, ready_as_json: bool, may_take_over: bo
     try:
         stop.defer()
         # After the pool: its checks may start child processes, which gRPC's threads do not like.
+        from meshfusion.dpu.access.opening import open_door
         from meshfusion.dpu.api.server import serve
 
-        server = serve(pool, config.listen, admin=pool.drive_admin)
+        door = open_door(config)
+        server = serve(pool, config.listen, admin=pool.drive_admin, guard=door.guard, tls=door.tls)
         try:
             pool.announce_service(server.address)
             print(_ready_line(server.address, config.pool.path, pool.pool_uuid, ready_as_json), flush=True)
@@ -51,6 +53,7 @@ def run_service(config: ServiceConfig, *, ready_as_json: bool, may_take_over: bo
             log.info("%s: stopping", signal_name)
         finally:
             server.stop(STOP_GRACE_S)
+            door.audit.close()
     finally:
         pool.close()
     log.info("stopped")

@@ -8,6 +8,7 @@ from typing import Final
 
 from meshfusion.jbof.errors import MeshFusionError
 from meshfusion.tools.mfctl.findings import Finding, State
+from meshfusion.tools.mfctl.service_access import access_to
 
 _ANSWER_S: Final = 3.0
 
@@ -23,7 +24,7 @@ def check_service(pool: Path) -> Iterator[Finding]:
     if not address:
         return
     try:
-        client = GrpcChunkService(address)
+        client = GrpcChunkService(address, access_to(address))
         try:
             status = client.status(deadline_s=_ANSWER_S)
         finally:

@@ -15,6 +15,7 @@ import click
 
 from meshfusion.jbof.errors import MeshFusionError
 from meshfusion.tools.lab.cli import lab
+from meshfusion.tools.mfctl.audit_commands import audit
 from meshfusion.tools.mfctl.chunk_commands import chunk
 from meshfusion.tools.mfctl.config_commands import config
 from meshfusion.tools.mfctl.doctor_command import doctor
@@ -23,8 +24,10 @@ from meshfusion.tools.mfctl.kinds_command import kinds
 from meshfusion.tools.mfctl.output import EXIT_INTERRUPTED, report_error, report_object, wanted_format
 from meshfusion.tools.mfctl.path_commands import path
 from meshfusion.tools.mfctl.pool_commands import pool
+from meshfusion.tools.mfctl.service_access import access_options, remember_access
 from meshfusion.tools.mfctl.service_commands import run, service
 from meshfusion.tools.mfctl.sim_command import sim
+from meshfusion.tools.mfctl.token_commands import token
 from meshfusion.tools.mfctl.verify_command import verify
 
 EXIT_CODES_HELP = """\b
@@ -92,11 +95,14 @@ def _version() -> str:
 
 @click.group(cls=RootGroup, epilog=EXIT_CODES_HELP, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(_version(), prog_name="mfctl")
-def mfctl() -> None:
+@access_options
+@click.pass_context
+def mfctl(context: click.Context, /, **access: Any) -> None:
     """Create, serve and inspect MeshFusion pools, their drives and paths to them; try RDMA without RDMA hardware."""
+    remember_access(context, access)
 
 
-for command in (pool, service, chunk, jbof, path, config, kinds, doctor, verify, sim, lab):
+for command in (pool, service, chunk, jbof, path, config, kinds, doctor, verify, sim, lab, token, audit):
     mfctl.add_command(command)
 
 meshfusion = RootCommand(

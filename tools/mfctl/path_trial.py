@@ -27,6 +27,7 @@ from meshfusion.jbof.media.buffer import AlignedBuffer
 from meshfusion.jbof.nvme.auth_keys import parse_secret
 from meshfusion.jbof.nvme.memory import RegisteredRegion
 from meshfusion.jbof.nvme.pending import PendingTransfer
+from meshfusion.tools.mfctl.service_access import access_to
 
 CONNECT_S: Final = 5.0
 READ_TIMEOUT_S: Final = 5.0
@@ -72,7 +73,7 @@ def try_paths(service_address: str, load: ReadLoad) -> list[Outcome]:
     Raises :class:`~meshfusion.jbof.errors.MeshFusionError`: there is no way to begin. What is wrong with a path is in
     its outcome.
     """
-    client = GrpcChunkService(service_address)
+    client = GrpcChunkService(service_address, access_to(service_address))
     try:
         with attached(client) as attachment:
             _check_load(load, attachment.namespaces)

@@ -15,6 +15,7 @@ from meshfusion.dpu.pool_dir import PoolLayout
 from meshfusion.dpu.pool_drives import find_drives
 from meshfusion.dpu.pool_remove import remove_drive, set_draining
 from meshfusion.jbof.drives.life_words import Reason
+from meshfusion.tools.mfctl.service_access import access_to
 
 _DEADLINE_S: Final = 60.0
 
@@ -47,7 +48,7 @@ def drives_of(pool: Path) -> PoolDrivesSource:
 class _Served:
     def __init__(self, pool: Path, address: str) -> None:
         self._pool = pool
-        self._admin = GrpcDriveAdmin(address)
+        self._admin = GrpcDriveAdmin(address, access_to(address))
 
     def rows(self) -> list[dict[str, Any]]:
         return [self._row(drive) for drive in self._admin.drives(deadline_s=_DEADLINE_S)]

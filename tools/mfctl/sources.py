@@ -13,6 +13,7 @@ import click
 from meshfusion.dpu.api.types import ChunkRecord, ChunkService, ListReply, ListRequest, PoolStatus
 from meshfusion.jbof.errors import ServiceUnavailableError
 from meshfusion.tools.mfctl.numbers import FiniteRange
+from meshfusion.tools.mfctl.service_access import access_to
 
 if TYPE_CHECKING:
     from meshfusion.dpu.index import Index
@@ -78,7 +79,7 @@ def open_chunks(path: Path | None, address: str | None) -> Iterator[ChunkReader]
 def _client(address: str) -> Iterator[ChunkService]:
     from meshfusion.dpu.api.client import GrpcChunkService
 
-    client = GrpcChunkService(address)
+    client = GrpcChunkService(address, access_to(address))
     try:
         yield client
     except ServiceUnavailableError as e:

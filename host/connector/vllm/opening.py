@@ -1,4 +1,4 @@
-"""Opening the pool for an engine: embedded in this process, or a service elsewhere on this machine."""
+"""Opening the pool for an engine: embedded in this process, or a service elsewhere."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def open_service(config: ConnectorConfig) -> api.ChunkService:
     if config.service is not None:
         from meshfusion.dpu.api.client import GrpcChunkService
 
-        return GrpcChunkService(config.service)
+        return GrpcChunkService(config.service, config.security)
     assert config.pool is not None
     return _open_embedded(config.pool)
 

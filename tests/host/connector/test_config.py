@@ -265,3 +265,49 @@ def test_rdma_without_a_service_is_told_along_with_everything_else() -> None:
     assert [text for text in said if shown("path", "rdma") in text and "needs a service" in text], said
     (alone,) = problems_of({"pool": {"path": "/tmp/x"}, "path": "rdma"})
     assert "needs a service" in alone
+
+
+REMOTE = {"service": "10.0.0.1:7700"}
+TLS = {"ca": "/tls/ca.pem", "certificate": "/tls/e.pem", "key": "/tls/e.key"}
+
+
+def test_a_service_on_another_machine() -> None:
+    config = parse_connector_config({**REMOTE, "service_tls": TLS, "service_token_file": "/tls/token"})
+    security = config.security
+    assert (security.ca, security.certificate, security.key) == (
+        Path("/tls/ca.pem"), Path("/tls/e.pem"), Path("/tls/e.key"),
+    )  # fmt: skip
+    assert (security.token_file, security.server_name) == (Path("/tls/token"), None)
+    parse_connector_config({**REMOTE, "service_tls": {"ca": "/tls/ca.pem", "server_name": "pool"}})
+    for near in ("127.0.0.1:7700", "unix:///run/s", "localhost:1"):
+        parse_connector_config({"service": near, "service_token_file": "/tls/token"})
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (REMOTE, "service_tls: is missing: 10.0.0.1:7700 is not on this machine"),
+        ({**REMOTE, "service_token_file": "/t"}, "service_tls: is missing: 10.0.0.1:7700 is not on this machine"),
+        (
+            {**REMOTE, "service_tls": {"ca": "/a", "key": "/k"}},
+            "service_tls.certificate: is missing: a certifi",
+        ),
+        ({**REMOTE, "service_tls": {"certificate": "/a", "key": "/k"}}, "service_tls.ca: is missing; add ca:"),
+        ({**REMOTE, "service_tls": {**TLS, "ca": "ca.pem"}}, "service_tls.ca = 'ca.pem': must be the absolute path"),
+        ({**REMOTE, "service_tls": {**TLS, "cert": "/c"}}, "service_tls.cert: unknown key; "),
+        ({"service": "unix:///s", "service_tls": TLS}, "service_tls: is for TLS, which unix sockets have no need of"),
+        ({**POOL, "service_tls": TLS}, "service_tls: is for a service, and this is an embedded pool"),
+        ({**POOL, "service_token_file": "/t"}, "service_token_file = '/t': is for a service, and this is an embedded"),
+    ],
+)
+def test_what_a_service_on_another_machine_takes(config: dict[str, Any], expected: str) -> None:
+    (problem,) = problems_of(config)
+    assert problem.startswith(expected)
+
+
+def test_a_service_elsewhere_without_tls_is_told_along_with_other_problems() -> None:
+    first, second = sorted(problems_of({**REMOTE, "load_threads": 0}))
+    assert first.startswith("load_threads = 0: ")
+    assert second.startswith("service_tls: is missing: 10.0.0.1:7700 is not on this machine")
+    (misspelt,) = problems_of({**REMOTE, "service_tsl": TLS})
+    assert "did you mean service_tls?" in misspelt

@@ -1,0 +1,36 @@
+"""From the configuration to what guards the service."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from meshfusion.dpu.access.audit_log import FILE_NAME, AuditLog
+from meshfusion.dpu.access.tokens_file import TokensFile
+from meshfusion.dpu.api.security.guard import Guard
+from meshfusion.dpu.api.security.identity import CallerIdentity
+from meshfusion.dpu.api.security.server_tls import ServerTls
+from meshfusion.dpu.config import ServiceConfig
+
+
+class Door(NamedTuple):
+    """What :func:`~meshfusion.dpu.api.server.serve` is to be given."""
+
+    guard: Guard
+    tls: ServerTls | None
+    audit: AuditLog
+
+
+def open_door(config: ServiceConfig) -> Door:
+    """Raises :class:`~meshfusion.jbof.errors.ConfigError` of bad files. That the audit log cannot be written is logged
+    only: lookups are not kept waiting for it."""
+    tls = None if config.tls is None else ServerTls(config.tls.files)
+    subjects = {entry.subject: entry.principal() for entry in config.access or ()}
+    tokens = None if config.tokens_file is None else TokensFile(config.tokens_file)
+    audit = AuditLog(audit_path(config))
+    audit.probe()
+    return Door(Guard(CallerIdentity(subjects, tokens.find if tokens else None), audit), tls, audit)
+
+
+def audit_path(config: ServiceConfig) -> Path:
+    return (config.audit and config.audit.path) or config.pool.path / FILE_NAME

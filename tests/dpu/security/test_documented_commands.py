@@ -1,0 +1,50 @@
+"""The commands of docs/security.md, run as they stand there, make what a service and an engine can use."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from meshfusion.dpu.api.client import GrpcChunkService
+from meshfusion.dpu.api.security.guard import Guard
+from meshfusion.dpu.api.security.identity import CallerIdentity
+from meshfusion.dpu.api.security.server_tls import ServerTls, ServerTlsFiles
+from meshfusion.dpu.api.server import serve
+from meshfusion.dpu.config_access import AccessEntry
+from meshfusion.host.connector.config import parse_connector_config
+from meshfusion.jbof.errors import PermissionDeniedError
+from tests.dpu.api.fake_service import FakeChunkService
+from tests.dpu.security.test_guard import attach_request
+
+DOCUMENT = Path(__file__).parents[3] / "docs" / "security.md"
+
+
+def parts(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", DOCUMENT.read_text(), re.M | re.S)
+
+
+def moved(text: str, folder: Path) -> str:
+    return text.replace("/etc/meshfusion/tls", str(folder))
+
+
+def test_what_the_document_makes_is_what_the_service_takes(tmp_path: Path) -> None:
+    (commands,) = parts("sh")
+    subprocess.run(["sh", "-e", "-c", commands], cwd=tmp_path, check=True, capture_output=True)
+    (configuration,) = parts("yaml")
+    service = yaml.safe_load(moved(configuration, tmp_path))
+    files = ServerTlsFiles(**{name: Path(path) for name, path in service["tls"].items()})
+    subjects = {entry["subject"]: AccessEntry(**entry).principal() for entry in service["access"]}
+    server = serve(FakeChunkService(), "127.0.0.1:0", guard=Guard(CallerIdentity(subjects)), tls=ServerTls(files))
+    (connector,) = parts("json")
+    config = parse_connector_config(yaml.safe_load(moved(connector, tmp_path).replace("10.0.0.1:7700", server.address)))
+    assert config.service is not None
+    client = GrpcChunkService(config.service, config.security)
+    client.attach(attach_request(), deadline_s=5.0)
+    with pytest.raises(PermissionDeniedError):
+        client.status(deadline_s=5.0)
+    client.close()
+    server.stop(0.0)

@@ -1,0 +1,72 @@
+"""Files that are read again: when they change, and when they were bad by the clock alone."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from meshfusion.dpu.api.security.rotated import Rotated
+from meshfusion.jbof.errors import ConfigError
+from tests.dpu.security.authority import replace
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_it_is_read_when_it_changes_and_only_then(tmp_path: Path) -> None:
+    path, reads = tmp_path / "f", list[str]()
+    replace(path, b"1")
+
+    def load() -> str:
+        reads.append(path.read_text())
+        return reads[-1]
+
+    rotated = Rotated((path,), load, "f")
+    assert [rotated.current(), rotated.current()] == [("1", 1), ("1", 1)]
+    replace(path, b"2")
+    assert [rotated.current(), rotated.current()] == [("2", 2), ("2", 2)]
+    path.write_text("3")  # in place, as editors do
+    assert rotated.current() == ("3", 3)
+    assert reads == ["1", "2", "3"]
+
+
+def test_bad_files_are_told_once_a_change_and_tried_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path, clock, bad = tmp_path / "f", Clock(), [""]
+    replace(path, b"1")
+
+    def load() -> bytes:
+        if bad[0]:
+            raise ConfigError(bad[0], next_step="Wait.")
+        return path.read_bytes()
+
+    rotated = Rotated((path,), load, "f", now_s=clock)
+    bad[0] = "is not valid yet"
+    replace(path, b"2")
+    with caplog.at_level(logging.ERROR, logger="meshfusion.security"):
+        for clock.now_s in (0.0, 10.0, 59.0, 61.0, 130.0):
+            assert rotated.current() == (b"1", 1)
+        assert len(caplog.records) == 1
+        path.unlink()
+        assert rotated.current() == (b"1", 1)
+        assert len(caplog.records) == 2, "another change"
+    replace(path, b"2")
+    assert rotated.current() == (b"1", 1)
+    bad[0] = ""  # by the clock: nothing of the file changes
+    assert rotated.current() == (b"1", 1)
+    clock.now_s += 60.0
+    assert rotated.current() == (b"2", 2)
+
+
+def test_the_first_time_it_must_be_right(tmp_path: Path) -> None:
+    def load() -> None:
+        raise ConfigError("bad", next_step="Better.")
+
+    with pytest.raises(ConfigError, match="bad"):
+        Rotated((tmp_path / "f",), load, "f")

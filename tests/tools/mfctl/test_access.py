@@ -1,0 +1,188 @@
+"""mfctl before a service that asks who calls; tokens made; the audit log shown; the daemon over TLS."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from meshfusion.dpu.access.tokens_file import TokensFile, read_tokens
+from meshfusion.dpu.api.security.guard import Guard
+from meshfusion.dpu.api.security.identity import CallerIdentity
+from meshfusion.dpu.api.security.token_text import digest_of
+from meshfusion.dpu.api.server import serve
+from meshfusion.tools.mfctl.main import mfctl
+from tests.dpu.api.fake_service import FakeChunkService
+from tests.dpu.security.authority import Authority, Pair, replace
+
+
+def run(*arguments: str, env: dict[str, str] | None = None) -> Result:
+    return CliRunner().invoke(mfctl, list(arguments), env=env)
+
+
+def test_a_token_and_its_entry(tmp_path: Path) -> None:
+    made = json.loads(run("token", "create", "engine-1", "--role", "engine", "--format", "json").stdout)
+    assert made["entry"] == {
+        "name": "engine-1", "sha256": digest_of(made["token"]), "role": "engine", "tenant": "default",
+    }  # fmt: skip
+    token, _, entry = run("token", "create", "o", "--role", "operator", "--tenant", "t").stdout.partition("\n")
+    assert token != made["token"]
+    tokens_file = tmp_path / "tokens"
+    replace(tokens_file, entry.encode(), mode=0o600)
+    (read,) = read_tokens(tokens_file)
+    assert (read.name, read.sha256, read.role, read.tenant) == ("o", digest_of(token), "operator", "t")
+    assert token not in entry
+
+
+def test_a_token_into_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    result = run("token", "create", "e", "--role", "engine", "--out", str(path))
+    (entry,) = yaml.safe_load(result.stdout)
+    assert digest_of(path.read_text().strip()) == entry["sha256"]
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.read_text().strip() not in result.output
+    again = run("token", "create", "e", "--role", "engine", "--out", str(path))
+    assert (again.exit_code, "File exists" in again.stderr) == (1, True)
+    assert run("token", "create", "", "--role", "engine").exit_code == 2
+    assert run("token", "create", "e", "--role", "root").exit_code == 2
+
+
+class Daemon:
+    """A service as a process, over TLS on a loopback port, with certificates and tokens."""
+
+    def __init__(self, folder: Path) -> None:
+        self.ca = Authority(folder)
+        self.operator, self.reader = self.ca.issue("operator"), self.ca.issue("reader")
+        server = self.ca.issue("server")
+        self.pool = folder / "pool"
+        config = {
+            "listen": "127.0.0.1:0",
+            "pool": {"path": str(self.pool), "create": True, "size": "16MiB", "segment_size": "2MiB"},
+            "tls": {"certificate": str(server.certificate), "key": str(server.key), "client_ca": str(self.ca.path)},
+            "access": [{"subject": "operator", "role": "operator"}, {"subject": "reader", "role": "read-only"}],
+        }
+        path = folder / "service.yaml"
+        path.write_text(yaml.safe_dump(config))
+        code = "from meshfusion.tools.mfctl.main import service_main; service_main()"
+        command = [sys.executable, "-c", code, "--config", str(path), "--format", "json"]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert self._process.stdout is not None
+        timer = threading.Timer(60.0, self._process.kill)
+        timer.start()
+        line = self._process.stdout.readline()
+        timer.cancel()
+        assert line, self._process.communicate()[1]
+        self.address: str = json.loads(line)["address"]
+
+    def options(self, pair: Pair) -> list[str]:
+        return [
+            *("--service-ca", str(self.ca.path), "--service-certificate", str(pair.certificate)),
+            *("--service-key", str(pair.key)),
+        ]
+
+    def close(self) -> None:
+        self._process.terminate()
+        self._process.communicate(timeout=30)
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    daemon = Daemon(tmp_path_factory.mktemp("daemon"))
+    yield daemon
+    daemon.close()
+
+
+def test_a_token_on_a_unix_socket_which_has_no_tls(tmp_path: Path) -> None:
+    made = run("token", "create", "looker", "--role", "read-only", "--out", str(tmp_path / "token"))
+    replace(tmp_path / "tokens", made.stdout.encode(), mode=0o600)
+    guard = Guard(CallerIdentity(find_token=TokensFile(tmp_path / "tokens").find))
+    server = serve(FakeChunkService(), f"unix://{tmp_path}/s", guard=guard)
+    asked = ["pool", "status", "--service", server.address, "--format", "json"]
+    environment = {"MESHFUSION_SERVICE_CA": "/none", "MESHFUSION_SERVICE_TOKEN_FILE": str(tmp_path / "token")}
+    assert run(*asked, env=environment).exit_code == 0
+    bare = run(*asked)
+    assert (bare.exit_code, error_of(bare)["kind"]) == (1, "UnauthenticatedError")
+    server.stop(0.0)
+
+
+def error_of(result: Result) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(result.stderr)["error"]
+    return found
+
+
+def test_a_service_over_tls(daemon: Daemon) -> None:
+    shown = run(*daemon.options(daemon.reader), "pool", "status", "--service", daemon.address, "--format", "json")
+    assert json.loads(shown.stdout)["path"] == str(daemon.pool)
+    names = ("ca", daemon.ca.path), ("certificate", daemon.reader.certificate), ("key", daemon.reader.key)
+    env = {f"MESHFUSION_SERVICE_{name.upper()}": str(path) for name, path in names}
+    assert run("pool", "status", "--service", daemon.address, env=env).exit_code == 0
+    assert run("jbof", "drives", str(daemon.pool), env=env).exit_code == 0, "found by the pool, and called alike"
+    assert run("pool", "status", str(daemon.pool), env=env).exit_code == 0, "no service is asked"
+
+
+def test_what_mfctl_lacks_is_said(daemon: Daemon) -> None:
+    bare = run("pool", "status", "--service", daemon.address, "--format", "json")
+    assert (bare.exit_code, error_of(bare)["kind"]) == (5, "ServiceUnavailableError")
+    only_ca = run(
+        "--service-ca", str(daemon.ca.path), "pool", "status", "--service", daemon.address, "--format", "json"
+    )
+    assert (only_ca.exit_code, "client_ca" in error_of(only_ca)["next_step"]) == (5, True)
+    options = ["--service-certificate", str(daemon.reader.certificate)]
+    half = run(*options, "pool", "status", "--service", daemon.address, "--format", "json")
+    assert "--service-key: is missing" in error_of(half)["message"]
+    none = run("--service-ca", "/none", "pool", "status", "--service", daemon.address, "--format", "json")
+    assert "--service-ca = /none: does not exist" in error_of(none)["message"]
+    far = run("pool", "status", "--service", "10.0.0.1:7700", "--format", "json")
+    assert "--service-ca: is missing: 10.0.0.1:7700 is not on this machine" in error_of(far)["message"]
+
+
+def test_roles_and_the_record(daemon: Daemon) -> None:
+    refused = run(*daemon.options(daemon.reader), "jbof", "drain", str(daemon.pool), "0", "--format", "json")
+    assert (refused.exit_code, error_of(refused)["kind"]) == (1, "PermissionDeniedError")
+    added = run(*daemon.options(daemon.operator), "jbof", "add", str(daemon.pool), "--size", "16MiB")
+    assert added.exit_code == 0, added.stderr
+    assert run(*daemon.options(daemon.operator), "jbof", "remove", str(daemon.pool), "7").exit_code == 1
+    log = str(daemon.pool / "audit.log")
+    calls = json.loads(run("audit", "show", log, "--format", "json").stdout)["calls"]
+    assert [(c["principal"], c["rpc"], c["outcome"]) for c in calls[-3:]] == [
+        ("certificate:reader", "DriveAdmin.DrainDrive", "PermissionDeniedError"),
+        ("certificate:operator", "DriveAdmin.AddDrive", "ok"),
+        ("certificate:operator", "DriveAdmin.RemoveDrive", "ConfigError"),
+    ]
+    assert calls[-1]["arguments"] == {"number": 7}
+    assert yaml.safe_load(run("audit", "show", log, "--last", "1", "--format", "yaml").stdout)["calls"] == calls[-1:]
+    table = run("audit", "show", log, "--last", "2").stdout.splitlines()
+    assert len(table) == 3
+    assert {"number=7", "ConfigError", "certificate:operator"} < set(table[-1].split())
+
+
+def test_what_is_no_audit_log(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text('{"call": 1}\n')
+    result = run("audit", "show", str(tmp_path / "a"))
+    assert (result.exit_code, "line 1: is no record" in result.stderr) == (4, True)
+    assert run("audit", "show", str(tmp_path / "none")).exit_code == 1
+
+
+def test_config_check_tells_of_certificates(tmp_path: Path) -> None:
+    ca = Authority(tmp_path)
+    pair = ca.issue("server", life=3 * (ca.certificate.not_valid_after_utc - ca.certificate.not_valid_before_utc) / 91)
+    connector = tmp_path / "connector.json"
+    config = {"service": "pool.example:7700", "service_tls": {"ca": str(ca.path)}}
+    config["service_tls"] |= {"certificate": str(pair.certificate), "key": str(pair.key)}  # type: ignore[operator]
+    connector.write_text(json.dumps(config))
+    checked = run("config", "check", "--connector", str(connector))
+    assert checked.exit_code == 0, checked.stderr
+    assert f"note: {pair.certificate} is valid only until" in checked.stdout
+    pair.key.chmod(0o644)
+    checked = run("config", "check", "--connector", str(connector))
+    assert checked.exit_code == 1
+    assert f"service_tls.key = '{pair.key}': has the mode 0644" in checked.stderr
+    assert f"chmod 600 {pair.key}" in checked.stderr
