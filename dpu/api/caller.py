@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import grpc
@@ -13,6 +14,7 @@ from google.protobuf.message_factory import GetMessageClass
 from meshfusion.dpu.api.address import parse_address
 from meshfusion.dpu.api.error_codec import decode_error
 from meshfusion.dpu.api.limits import MAX_MESSAGE_BYTES, malformed
+from meshfusion.dpu.api.request_ids import METADATA_KEY, request_id_of
 from meshfusion.dpu.api.v1 import chunk_pb2 as pb
 from meshfusion.jbof.errors import ServiceUnavailableError
 
@@ -63,14 +65,30 @@ class GrpcCaller:
         except (ValueError, TypeError) as e:
             raise malformed(f"the request of {name}", f"cannot be encoded ({e})") from e
         stubs = self._stubs or self._connect()
+        metadata = ((METADATA_KEY, request_id_of(request)),)
         try:
-            reply = stubs[name](message, timeout=max(deadline_s, 0.0), wait_for_ready=False)
+            reply = stubs[name](message, timeout=max(deadline_s, 0.0), wait_for_ready=False, metadata=metadata)
         except grpc.RpcError as e:
             raise decode_error(e, address=self.address, call=name, deadline_s=deadline_s) from e
         except ValueError as e:
             # gRPC's way of saying that the channel was closed between the lines above.
             raise self._closed_error() from e
         return decode(reply)
+
+    def stream(self, name: str, request: Q, encode: Callable[[Q], Message], decode: Callable[[Any], R]) -> Iterator[R]:
+        """Answers as they come, without a deadline: until the service ends the stream, or the iterator is closed."""
+        stubs = self._stubs or self._connect()
+        try:
+            replies = stubs[name](encode(request), metadata=((METADATA_KEY, request_id_of(request)),))
+        except ValueError as e:
+            raise self._closed_error() from e
+        try:
+            for reply in replies:
+                yield decode(reply)
+        except grpc.RpcError as e:
+            raise decode_error(e, address=self.address, call=name, deadline_s=math.inf) from e
+        finally:
+            replies.cancel()
 
     def _connect(self) -> dict[str, Callable[..., Any]]:
         with self._lock:
@@ -90,7 +108,7 @@ class GrpcCaller:
 def _stubs(channel: grpc.Channel, name: str) -> dict[str, Callable[..., Any]]:
     service = pb.DESCRIPTOR.services_by_name[name]
     return {
-        m.name: channel.unary_unary(
+        m.name: (channel.unary_stream if m.server_streaming else channel.unary_unary)(
             f"/{service.full_name}/{m.name}",
             request_serializer=GetMessageClass(m.input_type).SerializeToString,
             response_deserializer=GetMessageClass(m.output_type).FromString,
