@@ -532,3 +532,35 @@ class RemoveDriveReply(_message.Message):
     CHUNK_COUNT_FIELD_NUMBER: _ClassVar[int]
     chunk_count: int
     def __init__(self, chunk_count: _Optional[int] = ...) -> None: ...
+
+class EventsRequest(_message.Message):
+    __slots__ = ("after_sequence", "follow")
+    AFTER_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    FOLLOW_FIELD_NUMBER: _ClassVar[int]
+    after_sequence: int
+    follow: bool
+    def __init__(self, after_sequence: _Optional[int] = ..., follow: _Optional[bool] = ...) -> None: ...
+
+class EventField(_message.Message):
+    __slots__ = ("name", "value")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    value: str
+    def __init__(self, name: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+
+class Event(_message.Message):
+    __slots__ = ("sequence", "time_s", "kind", "severity", "text", "fields")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    TIME_S_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    SEVERITY_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    FIELDS_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    time_s: float
+    kind: str
+    severity: str
+    text: str
+    fields: _containers.RepeatedCompositeFieldContainer[EventField]
+    def __init__(self, sequence: _Optional[int] = ..., time_s: _Optional[float] = ..., kind: _Optional[str] = ..., severity: _Optional[str] = ..., text: _Optional[str] = ..., fields: _Optional[_Iterable[_Union[EventField, _Mapping[str, object]]]] = ...) -> None: ...
