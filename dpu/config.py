@@ -12,6 +12,7 @@ from pydantic import AfterValidator, Field, ValidationError, model_validator
 from meshfusion.dpu.api.address import TcpAddress, UnixAddress, parse_address
 from meshfusion.dpu.config_exports import ExportsConfig
 from meshfusion.dpu.config_pool import opening_problem, pool_is_absent, room_problem, without_effect
+from meshfusion.dpu.config_telemetry import TelemetryConfig
 from meshfusion.dpu.config_types import (
     MAX_SECONDS,
     AbsolutePath,
@@ -141,6 +142,7 @@ class ServiceConfig(ConfigModel):
     leases: LeaseConfig = LeaseConfig()
     drives: DrivesConfig = DrivesConfig()
     log: LogConfig = LogConfig()
+    telemetry: TelemetryConfig = TelemetryConfig()
 
 
 def load_service_config(path: Path) -> ServiceConfig:

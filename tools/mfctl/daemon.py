@@ -8,7 +8,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -16,12 +15,14 @@ from typing import TYPE_CHECKING
 
 from meshfusion.dpu.config import LogConfig, ServiceConfig, notes_on_pool
 from meshfusion.dpu.config_pool import pool_is_absent
+from meshfusion.dpu.telemetry.log_format import JsonFormatter, TextFormatter
 from meshfusion.jbof.errors import FormatError
 
 if TYPE_CHECKING:
     from types import FrameType
 
     from meshfusion.dpu.pool import MakeExports, Pool
+    from meshfusion.dpu.telemetry.service import Telemetry
 
 log = logging.getLogger("meshfusion.service")
 
@@ -42,14 +43,22 @@ def run_service(config: ServiceConfig, *, ready_as_json: bool, may_take_over: bo
         # After the pool: its checks may start child processes, which gRPC's threads do not like.
         from meshfusion.dpu.api.server import serve
 
-        server = serve(pool, config.listen, admin=pool.drive_admin)
+        telemetry = _telemetry(config, pool)
         try:
-            pool.announce_service(server.address)
-            print(_ready_line(server.address, config.pool.path, pool.pool_uuid, ready_as_json), flush=True)
-            signal_name = stop.wait()
-            log.info("%s: stopping", signal_name)
+            server = serve(
+                pool, config.listen, admin=pool.drive_admin, observer=telemetry.calls, events=telemetry.events
+            )
+            try:
+                telemetry.start()
+                pool.announce_service(server.address)
+                print(_ready_line(server.address, config.pool.path, pool.pool_uuid, ready_as_json), flush=True)
+                signal_name = stop.wait()
+                log.info("%s: stopping", signal_name)
+                telemetry.stopping(signal_name)
+            finally:
+                server.stop(STOP_GRACE_S)
         finally:
-            server.stop(STOP_GRACE_S)
+            telemetry.close()
     finally:
         pool.close()
     log.info("stopped")
@@ -64,7 +73,8 @@ def _open_pool(config: ServiceConfig, damaged: Callable[[FormatError], None], *,
 
     if config.pool.create and pool_is_absent(config.pool.path):
         assert config.pool.size is not None, "load_service_config asks for it when the pool is absent"
-        check_free(parse_address(config.listen))  # so that a slip here leaves no pool of that size behind
+        for address in filter(None, (config.listen, config.telemetry.listen)):
+            check_free(parse_address(address))  # so that a slip here leaves no pool of that size behind
         if config.exports is not None:
             from meshfusion.dpu.export.opening import check_target
 
@@ -94,6 +104,17 @@ def _open_pool(config: ServiceConfig, damaged: Callable[[FormatError], None], *,
     )
     log.info("opened pool %s (%s)", config.pool.path, pool.pool_uuid)
     return pool
+
+
+def _telemetry(config: ServiceConfig, pool: Pool) -> Telemetry:
+    from meshfusion.dpu.pool_dir import PoolLayout
+    from meshfusion.dpu.telemetry.service import Telemetry
+    from meshfusion.dpu.telemetry.snapshot import Limits
+
+    leases = config.leases
+    limits = Limits(leases.quarantine_max_fraction, leases.max_pinned_fraction)
+    index = PoolLayout(config.pool.path).index
+    return Telemetry(config.telemetry, pool, pool.drive_admin, limits, index_directory=index)
 
 
 def _exports(config: ServiceConfig) -> MakeExports | None:
@@ -151,24 +172,5 @@ class _StopSignal:
 def configure_logging(config: LogConfig) -> None:
     """Send this process's log to stderr."""
     handler = logging.StreamHandler(sys.stderr)
-    if config.format == "json":
-        handler.setFormatter(JsonFormatter())
-    else:
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    handler.setFormatter(JsonFormatter() if config.format == "json" else TextFormatter())
     logging.basicConfig(level=config.level.upper(), handlers=[handler], force=True)
-
-
-class JsonFormatter(logging.Formatter):
-    """One JSON object a line, whatever the message holds."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        at = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-        body = {
-            "time": f"{at}.{int(record.msecs):03d}Z",
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
-        if record.exc_info:
-            body["exception"] = self.formatException(record.exc_info)
-        return json.dumps(body)
