@@ -18,6 +18,7 @@ from meshfusion.tools.lab.cli import lab
 from meshfusion.tools.mfctl.chunk_commands import chunk
 from meshfusion.tools.mfctl.config_commands import config
 from meshfusion.tools.mfctl.doctor_command import doctor
+from meshfusion.tools.mfctl.events_command import events
 from meshfusion.tools.mfctl.jbof_commands import jbof
 from meshfusion.tools.mfctl.kinds_command import kinds
 from meshfusion.tools.mfctl.output import EXIT_INTERRUPTED, report_error, report_json, wants_json
@@ -25,6 +26,7 @@ from meshfusion.tools.mfctl.path_commands import path
 from meshfusion.tools.mfctl.pool_commands import pool
 from meshfusion.tools.mfctl.service_commands import run, service
 from meshfusion.tools.mfctl.sim_command import sim
+from meshfusion.tools.mfctl.top_command import top
 from meshfusion.tools.mfctl.verify_command import verify
 
 EXIT_CODES_HELP = """\b
@@ -96,7 +98,7 @@ def mfctl() -> None:
     """Create, serve and inspect MeshFusion pools, their drives and paths to them; try RDMA without RDMA hardware."""
 
 
-for command in (pool, service, chunk, jbof, path, config, kinds, doctor, verify, sim, lab):
+for command in (pool, service, chunk, jbof, path, events, top, config, kinds, doctor, verify, sim, lab):
     mfctl.add_command(command)
 
 meshfusion = RootCommand(
