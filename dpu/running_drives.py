@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -20,6 +20,7 @@ from meshfusion.dpu.drive_list import ListedDrive
 from meshfusion.dpu.drive_lives import DriveLives, Told
 from meshfusion.dpu.drive_look import fault_of
 from meshfusion.dpu.drive_owners import DriveOwners
+from meshfusion.dpu.drive_records import DriveRecords
 from meshfusion.dpu.owner_lock import OwnerLock
 from meshfusion.dpu.pool_dir import PoolLayout
 from meshfusion.dpu.pool_drives import PoolDrive
@@ -35,7 +36,6 @@ from meshfusion.jbof.pool_addresses import drive_of_segment, namespace_of
 from meshfusion.jbof.segment_geometry import SegmentGeometry
 from meshfusion.jbof.segments import SegmentRecord, SegmentTable
 from meshfusion.jbof.shelf import DriveWear, Shelf, ShelfDrive
-from meshfusion.jbof.wear.rate import WriteRate
 
 logger = logging.getLogger("meshfusion.drives")
 
@@ -102,9 +102,7 @@ class RunningDrives:
         self._clock = clock
         self._open = {one.drive.number: one for one in opened.drives}
         self._paths = {one.drive.number: (one.drive.path, one.drive.label.drive_uuid) for one in opened.drives}
-        self._health: dict[int, Health] = {}
-        self._rates: dict[int, WriteRate] = {}
-        self._months_left: dict[int, float | None] = {}
+        self._records = DriveRecords()
         self._reached_since: dict[int, int] = {}  # drive -> the version that it came with
         self._known: dict[str, int] = {}  # holder -> the version that it was told last
         self._leaving: set[int] = set()
@@ -222,12 +220,19 @@ class RunningDrives:
 
     def saw(self, now_s: float, number: int, event: Event, problem: str = "") -> Told:
         """And what follows for how the drive is used."""
+        if isinstance(event, CommandFailed):
+            self._records.failed(number)
         told = self.lives.saw(now_s, number, event)
         if problem:
             self.problems[number] = problem
         self.heed(number, told)
         self.apply()
         return told
+
+    def took(self, number: int, latencies_s: Sequence[float]) -> None:
+        """Reads of single blocks, in a look that went well."""
+        self.lives.took(number, latencies_s)
+        self._records.took(number, latencies_s)
 
     def heed(self, number: int, told: Told) -> None:
         for alarm in told.alarms:
@@ -265,10 +270,8 @@ class RunningDrives:
     def has_health(
         self, now_s: float, number: int, health: Health, endurance_bytes: int, domain: tuple[str, ...]
     ) -> None:
-        self._health[number] = health
+        self._records.has_health(now_s, number, health, endurance_bytes)
         self.saw(now_s, number, HealthRead(health))
-        self._rates.setdefault(number, WriteRate()).saw(now_s, health.written_bytes)
-        self._months_left[number] = self._rates[number].months_left(health.percentage_used, endurance_bytes)
         wear = DriveWear(min(health.percentage_used, 255), health.written_bytes, endurance_bytes)
         if number in self.shelf.numbers:
             self.shelf.wear(number, wear, domain)
@@ -329,8 +332,7 @@ class RunningDrives:
         del self._paths[number]
         self._unindexed.discard(number)
         self._reached_since.pop(number, None)
-        for known in (self._health, self._rates, self._months_left):
-            known.pop(number, None)
+        self._records.forget(number)
         self.problems.pop(number, None)
         self.suspects.pop(number, None)
         self.version += 1
@@ -339,7 +341,7 @@ class RunningDrives:
 
     def status(self, number: int) -> DriveStatus:
         path, _ = self._paths[number]
-        one, news, health = self._open.get(number), self.lives.news(number), self._health.get(number)
+        one, news, health = self._open.get(number), self.lives.news(number), self._records.health(number)
         return DriveStatus(
             number=number,
             state=news.state.value,
@@ -350,7 +352,13 @@ class RunningDrives:
             size_bytes=one.drive.geometry.capacity_bytes if one else 0,
             percentage_used=health.percentage_used if health else -1,
             problem=self.problems.get(number, ""),
-            months_left=-1.0 if (months := self._months_left.get(number)) is None else months,
+            months_left=self._records.months_left(number),
+            written_bytes=health.written_bytes if health else -1,
+            media_errors=health.media_errors if health else -1,
+            spare_percent=health.spare_percent if health else -1,
+            write_budget_left_bytes=self.shelf.budgets_left(self._clock()).get(number, -1),
+            failed_command_count=self._records.fault_count(number),
+            read_latency_s=self._records.read_latency_s(number),
         )
 
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from meshfusion.dpu.api.drive_types import DriveStatus
 from meshfusion.dpu.telemetry.snapshot import Limits, Snapshot
 from meshfusion.dpu.telemetry.table import LABEL_VALUES, METRICS, PREFIX, SECTIONS
+from meshfusion.jbof.policy.write_budget import BURST_SHARE
 
 
 class Sample(NamedTuple):
@@ -34,7 +35,7 @@ def pool_samples(now: Snapshot, limits: Limits) -> Iterator[Sample]:
     if now.index_bytes >= 0:
         yield _gauge("index_bytes", now.index_bytes)
     for drive in now.drives:
-        yield from _of_drive(drive)
+        yield from _of_drive(drive, limits)
 
 
 def one_of(name: str, counts: Mapping[str, int], *labels: str) -> Iterator[Sample]:
@@ -73,12 +74,25 @@ def _of_space(now: Snapshot, limits: Limits) -> Iterator[Sample]:
     yield _gauge("grants", status.grant_count)
 
 
-def _of_drive(drive: DriveStatus) -> Iterator[Sample]:
+def _of_drive(drive: DriveStatus, limits: Limits) -> Iterator[Sample]:
+    """What is not known is absent."""
     number = str(drive.number)
     yield from one_of("drive_state", {drive.state: 1}, number)
     yield _gauge("drive_size_bytes", drive.size_bytes, number)
     yield _gauge("drive_problem", bool(drive.problem), number)
-    if drive.percentage_used >= 0:
-        yield _gauge("drive_percentage_used", drive.percentage_used, number)
-    if drive.months_left >= 0:
-        yield _gauge("drive_months_left", drive.months_left, number)
+    yield _gauge("drive_command_failures_total", drive.failed_command_count, number)
+    known = {
+        "drive_percentage_used": drive.percentage_used,
+        "drive_months_left": drive.months_left,
+        "drive_written_bytes": drive.written_bytes,
+        "drive_media_errors": drive.media_errors,
+        "drive_spare_percentage": drive.spare_percent,
+        "drive_write_budget_left_bytes": drive.write_budget_left_bytes,
+        "drive_read_latency_seconds": drive.read_latency_s,
+    }
+    for name, value in known.items():
+        if value >= 0:
+            yield _gauge(name, value, number)
+    if limits.drive_writes_per_day is not None:
+        at_once_bytes = int(drive.size_bytes * limits.drive_writes_per_day * BURST_SHARE)
+        yield _gauge("drive_write_budget_limit_bytes", at_once_bytes, number)

@@ -26,7 +26,9 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """From the service's configuration, as fractions of the pool's segments."""
+    """From the service's configuration: fractions of the pool's segments; and what may be written to a drive in a day,
+    as a multiple of its capacity, None without a bound."""
 
     quarantine_max_fraction: float
     max_pinned_fraction: float
+    drive_writes_per_day: float | None = None

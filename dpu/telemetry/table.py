@@ -147,6 +147,20 @@ DRIVES: Final = (
     _gauge("drive_size_bytes", "Size of the drive's segments; 0 while it was never here.", "drive", unit="bytes"),
     _gauge("drive_percentage_used", "Of its life, as it says; absent where it does not.", "drive"),
     _gauge("drive_months_left", "At the rate of the last day; absent where it is not known.", "drive"),
+    _gauge("drive_written_bytes", "Written to it by hosts, as it says, in its whole life.", "drive", unit="bytes"),
+    _gauge("drive_media_errors", "Media and data integrity errors, as it says, in its whole life.", "drive"),
+    _gauge("drive_spare_percentage", "Spare blocks that are left, as it says.", "drive"),
+    _gauge(
+        "drive_write_budget_left_bytes",
+        "What medium.drive_writes_per_day lets be written to it now; absent without a bound.",
+        "drive",
+        unit="bytes",
+    ),
+    _gauge("drive_write_budget_limit_bytes", "Most that it lets be written at once.", "drive", unit="bytes"),
+    Metric(
+        f"{PREFIX}drive_command_failures_total", Kind.COUNTER, "", "Commands of the service that it failed.", ("drive",)
+    ),
+    _gauge("drive_read_latency_seconds", "Median of single blocks, at the last look.", "drive", unit="seconds"),
     _gauge("drive_problem", "1 while something that was found wrong with it holds.", "drive"),
     _counter("drive_alarms", "How often the state of a drive was told to people.", "drive_alarms"),
 )

@@ -112,7 +112,8 @@ def _telemetry(config: ServiceConfig, pool: Pool) -> Telemetry:
     from meshfusion.dpu.telemetry.snapshot import Limits
 
     leases = config.leases
-    limits = Limits(leases.quarantine_max_fraction, leases.max_pinned_fraction)
+    writes_per_day = config.medium.drive_writes_per_day
+    limits = Limits(leases.quarantine_max_fraction, leases.max_pinned_fraction, writes_per_day)
     index = PoolLayout(config.pool.path).index
     return Telemetry(config.telemetry, pool, pool.drive_admin, limits, index_directory=index)
 

@@ -474,7 +474,7 @@ class DrivesRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DriveStatus(_message.Message):
-    __slots__ = ("number", "state", "reasons", "path", "serial", "segment_count", "size_bytes", "percentage_used", "problem", "months_left")
+    __slots__ = ("number", "state", "reasons", "path", "serial", "segment_count", "size_bytes", "percentage_used", "problem", "months_left", "written_bytes", "media_errors", "spare_percent", "write_budget_left_bytes", "failed_command_count", "read_latency_s")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     REASONS_FIELD_NUMBER: _ClassVar[int]
@@ -485,6 +485,12 @@ class DriveStatus(_message.Message):
     PERCENTAGE_USED_FIELD_NUMBER: _ClassVar[int]
     PROBLEM_FIELD_NUMBER: _ClassVar[int]
     MONTHS_LEFT_FIELD_NUMBER: _ClassVar[int]
+    WRITTEN_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MEDIA_ERRORS_FIELD_NUMBER: _ClassVar[int]
+    SPARE_PERCENT_FIELD_NUMBER: _ClassVar[int]
+    WRITE_BUDGET_LEFT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FAILED_COMMAND_COUNT_FIELD_NUMBER: _ClassVar[int]
+    READ_LATENCY_S_FIELD_NUMBER: _ClassVar[int]
     number: int
     state: str
     reasons: _containers.RepeatedScalarFieldContainer[str]
@@ -495,7 +501,13 @@ class DriveStatus(_message.Message):
     percentage_used: int
     problem: str
     months_left: float
-    def __init__(self, number: _Optional[int] = ..., state: _Optional[str] = ..., reasons: _Optional[_Iterable[str]] = ..., path: _Optional[str] = ..., serial: _Optional[str] = ..., segment_count: _Optional[int] = ..., size_bytes: _Optional[int] = ..., percentage_used: _Optional[int] = ..., problem: _Optional[str] = ..., months_left: _Optional[float] = ...) -> None: ...
+    written_bytes: int
+    media_errors: int
+    spare_percent: int
+    write_budget_left_bytes: int
+    failed_command_count: int
+    read_latency_s: float
+    def __init__(self, number: _Optional[int] = ..., state: _Optional[str] = ..., reasons: _Optional[_Iterable[str]] = ..., path: _Optional[str] = ..., serial: _Optional[str] = ..., segment_count: _Optional[int] = ..., size_bytes: _Optional[int] = ..., percentage_used: _Optional[int] = ..., problem: _Optional[str] = ..., months_left: _Optional[float] = ..., written_bytes: _Optional[int] = ..., media_errors: _Optional[int] = ..., spare_percent: _Optional[int] = ..., write_budget_left_bytes: _Optional[int] = ..., failed_command_count: _Optional[int] = ..., read_latency_s: _Optional[float] = ...) -> None: ...
 
 class DrivesReply(_message.Message):
     __slots__ = ("drives",)

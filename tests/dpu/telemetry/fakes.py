@@ -15,7 +15,16 @@ from tests.dpu.api.fake_service import FakeChunkService, make_status
 
 
 def make_drive(number: int = 0, **changes: Any) -> d.DriveStatus:
-    drive = d.DriveStatus(number, "online", (), f"/dev/nvme{number}n1", f"SN{number}", 64, 4 << 30, 7, months_left=40.0)
+    drive = d.DriveStatus(
+        *(number, "online", (), f"/dev/nvme{number}n1", f"SN{number}", 64, 4 << 30, 7),
+        months_left=40.0,
+        written_bytes=5 << 40,
+        media_errors=2,
+        spare_percent=98,
+        write_budget_left_bytes=1 << 29,
+        failed_command_count=3,
+        read_latency_s=0.0001,
+    )
     return replace(drive, **changes)
 
 

@@ -39,7 +39,7 @@ class Scraped:
         self.calls.watch("Match", lambda raw, context: raw)
         self.watch = PoolWatch(self.pool, self.pool, self.events, version="9.8.7", index_directory=tmp_path)
         self.view = ProbeView(ProbeState.OK, (), 0.25, 3.0, 60.0)
-        limits = Limits(quarantine_max_fraction=0.25, max_pinned_fraction=0.5)
+        limits = Limits(quarantine_max_fraction=0.25, max_pinned_fraction=0.5, drive_writes_per_day=1.0)
         self.metrics = Metrics(self.watch, self.calls, self.events, lambda: self.view, limits, version="9.8.7")
         self.watch.start()
 
@@ -185,6 +185,13 @@ def test_values(scraped: Scraped, tmp_path: Path) -> None:
         ("meshfusion_drive_percentage_used", "0"): 7,
         ("meshfusion_drive_months_left", "1"): float("inf"),
         ("meshfusion_drive_problem", "1"): 1,
+        ("meshfusion_drive_written_bytes", "0"): 5 << 40,
+        ("meshfusion_drive_media_errors", "0"): 2,
+        ("meshfusion_drive_spare_percentage", "0"): 98,
+        ("meshfusion_drive_write_budget_left_bytes", "0"): 1 << 29,
+        ("meshfusion_drive_write_budget_limit_bytes", "0"): 1 << 30,  # a quarter of a day's, at once
+        ("meshfusion_drive_command_failures_total", "0"): 3,
+        ("meshfusion_drive_read_latency_seconds", "0"): 0.0001,
         ("meshfusion_rpc_total", "Match", "OK"): 1,
         ("meshfusion_rpc_total", "Match", "UNAVAILABLE"): 1,
         ("meshfusion_rpc_seconds_bucket", "Match", "0.002"): 0,

@@ -119,6 +119,8 @@ def test_metrics_are_the_tables_and_tell_what_an_engine_did(start: Start) -> Non
     assert lacking == {
         *("meshfusion_probe_seconds", "meshfusion_probe_age_seconds"),  # it is off
         *("meshfusion_drive_percentage_used", "meshfusion_drive_months_left"),  # a file does not tell
+        *("meshfusion_drive_written_bytes", "meshfusion_drive_media_errors", "meshfusion_drive_spare_percentage"),
+        *("meshfusion_drive_write_budget_left_bytes", "meshfusion_drive_write_budget_limit_bytes"),  # no bound is set
     }
     assert stems <= METRICS.keys()
     expected = {
