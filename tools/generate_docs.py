@@ -1,4 +1,4 @@
-"""Write the generated documents in ``docs`` from the code. ``--check`` only compares; exit 1 when stale."""
+"""Write what is generated from the code, in ``docs`` and for monitors. ``--check`` only compares; exit 1 when stale."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from meshfusion.host.kv.versions import SUPPORTED_MINORS
 from meshfusion.jbof import digest, envelope, epoch_record, format, label, recovery, segment_format
 from meshfusion.jbof.drives import owner_record
 from meshfusion.jbof.media import deallocation
+from meshfusion.tools import monitoring
 from meshfusion.tools.docs_verify import VERIFY_REPORT
 from meshfusion.tools.mfctl.main import EXIT_CODES_HELP, mfctl
 
@@ -134,13 +135,16 @@ CONNECTOR_EXAMPLE = {
 
 
 def generate() -> dict[str, str]:
-    """File name to text, for every generated document."""
+    """Path, from ``docs``, to text: for every generated document."""
     return {
         "mfctl.md": _mfctl_document(),
         "connector.md": _connector_document(),
         "medium-format.md": _medium_document(),
         "metrics.md": METRICS_HEADER + metrics_document(),
         "events.md": EVENTS_HEADER + kinds_document(),
+        "alerts.md": monitoring.runbook(),
+        "../tools/data/prometheus-alerts.yml": monitoring.alert_rules(),
+        "../tools/data/grafana-dashboard.json": monitoring.dashboard(),
     }
 
 
