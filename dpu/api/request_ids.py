@@ -17,8 +17,10 @@ current_request_id: ContextVar[str] = ContextVar("meshfusion_request_id", defaul
 def request_id_of(request: object) -> str:
     """What a call is sent under: the request's own id where it has one, else that of the call within which it is made,
     else a random one."""
-    own = getattr(request, "request_id", "")
-    return _printable(own) if isinstance(own, str) and own else current_request_id.get() or uuid.uuid4().hex
+    named = {getattr(part, "request_id", "") for part in (request, *getattr(request, "items", ()))} - {""}
+    if len(named) == 1:  # of several, none stands for the call
+        return _printable(str(named.pop()))
+    return current_request_id.get() or uuid.uuid4().hex
 
 
 def received_request_id(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:

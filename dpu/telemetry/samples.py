@@ -72,6 +72,7 @@ def _of_space(now: Snapshot, limits: Limits) -> Iterator[Sample]:
     yield _gauge("pinned_limit_bytes", most_pinned * status.segment_bytes)
     yield _gauge("leases", status.lease_count)
     yield _gauge("grants", status.grant_count)
+    yield _gauge("grant_age_seconds_max", status.oldest_grant_s)
 
 
 def _of_drive(drive: DriveStatus, limits: Limits) -> Iterator[Sample]:

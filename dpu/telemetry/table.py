@@ -113,6 +113,7 @@ SPACE: Final = (
     _gauge("pinned_limit_bytes", "Most that read leases may pin.", unit="bytes"),
     _gauge("leases", "Read leases."),
     _gauge("grants", "Write grants whose fate is not known yet."),
+    _gauge("grant_age_seconds_max", "How long ago the oldest of them was given.", unit="seconds"),
     _counter(
         "segment_steps",
         "What was done to segments: opened, summarized, deallocated, given up ahead of need.",

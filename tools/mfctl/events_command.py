@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ import click
 
 from meshfusion.tools.mfctl.output import document_format_option, print_document, print_table, printable, to_json
 from meshfusion.tools.mfctl.served_source import service_address
+from meshfusion.tools.mfctl.sources import saying_who_may_connect
 
 if TYPE_CHECKING:
     from meshfusion.dpu.api.event_types import Event
@@ -38,8 +40,8 @@ def events(path: Path | None, address: str | None, after_sequence: int, follow: 
     """
     from meshfusion.dpu.api.event_client import GrpcEventSource
 
-    source = GrpcEventSource(service_address(path, address))
-    try:
+    found_at = service_address(path, address)
+    with closing(GrpcEventSource(found_at)) as source, saying_who_may_connect(found_at):
         found = source.events(after_sequence, follow=follow)
         if follow:
             _print_each(found, output_format)
@@ -47,8 +49,6 @@ def events(path: Path | None, address: str | None, after_sequence: int, follow: 
             print_table(_HEADERS, [(_time(e), e.severity.value, e.kind, e.text) for e in found])
         else:
             print_document([event_object(event) for event in found], output_format)
-    finally:
-        source.close()
 
 
 def event_object(event: Event) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import click
 from meshfusion.tools.mfctl.numbers import FiniteRange
 from meshfusion.tools.mfctl.output import format_bytes, format_option, print_fields, print_json, print_table, to_json
 from meshfusion.tools.mfctl.served_source import service_address
+from meshfusion.tools.mfctl.sources import saying_who_may_connect
 from meshfusion.tools.mfctl.top_rates import Look, top_object
 
 _DEADLINE_S = 5.0
@@ -52,22 +54,19 @@ def _looks(address: str, interval_s: float) -> Iterator[dict[str, Any]]:
     from meshfusion.dpu.api.client import GrpcChunkService
     from meshfusion.dpu.api.drive_client import GrpcDriveAdmin
 
-    service, admin = GrpcChunkService(address), GrpcDriveAdmin(address)
+    with closing(GrpcChunkService(address)) as service, closing(GrpcDriveAdmin(address)) as admin:
 
-    def look() -> Look:
-        status = service.status(deadline_s=_DEADLINE_S)
-        return Look(time.monotonic(), status, admin.drives(deadline_s=_DEADLINE_S))
+        def look() -> Look:
+            with saying_who_may_connect(address):
+                status = service.status(deadline_s=_DEADLINE_S)
+                return Look(time.monotonic(), status, admin.drives(deadline_s=_DEADLINE_S))
 
-    try:
         before = look()
         while True:
             time.sleep(interval_s)
             now = look()
             yield top_object(before, now)
             before = now
-    finally:
-        service.close()
-        admin.close()
 
 
 def _print(found: dict[str, Any], *, is_first: bool) -> None:

@@ -110,6 +110,11 @@ class Asked:
 def test_what_a_call_is_sent_under() -> None:
     assert request_id_of(Asked("cmpl-1")) == "cmpl-1"
     assert request_id_of(Asked("a\nb é")) == "a?b??"
+    items = [
+        t.ReserveItem(bytes([i]) * 32, 0, 64 * i, 64, (), request_id=name) for i, name in enumerate(("a", "", "b"))
+    ]
+    assert request_id_of(t.ReserveRequest("h", 1, tuple(items[:2]))) == "a"
+    assert re.fullmatch("[0-9a-f]{32}", request_id_of(t.ReserveRequest("h", 1, tuple(items))))
     assert len(request_id_of(Asked("x" * 1000))) == request_ids.MAX_CHARS
     assert re.fullmatch("[0-9a-f]{32}", request_id_of(None))
     assert request_id_of(Asked("")) != request_id_of(Asked(""))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import os
 import socket
@@ -16,6 +17,7 @@ from meshfusion.dpu.api.address import TcpAddress, UnixAddress
 from meshfusion.dpu.telemetry.http_server import MAX_REQUEST_BYTES, TelemetryServer
 from meshfusion.dpu.telemetry.pages import Page
 from meshfusion.jbof.errors import ConfigError
+from tests.dpu.telemetry.fakes import wait_until
 
 CONNECTIONS, CONNECTION_S = 3, 0.6
 
@@ -152,16 +154,26 @@ def test_one_that_takes_nothing_is_dropped(server: TelemetryServer) -> None:
         assert len(received(connection)) < 32 << 20
 
 
-def test_silent_ones_hold_only_so_many_threads_and_only_so_long(server: TelemetryServer) -> None:
+def test_silent_ones_hold_only_so_many_threads_and_only_so_long() -> None:
+    server = TelemetryServer(TcpAddress("127.0.0.1", 0), PAGES, max_connections=CONNECTIONS, connection_s=3.0)
+    server.start()
     silent = [raw(server) for _ in range(CONNECTIONS)]
-    time.sleep(0.1)
+    begun_s = time.monotonic()
     with raw(server) as refused:
-        refused.settimeout(CONNECTION_S * 0.5)
-        assert received(refused) == b"", "it is closed at once"
-    time.sleep(CONNECTION_S)
-    assert ask(server, "/metrics")[0] == 200
+        assert received(refused) == b"", "it is closed"
+    assert time.monotonic() - begun_s < 2.5, "at once, not when another one ends"
+    assert not is_answered(server)
+    wait_until(lambda: is_answered(server), "the silent ones are dropped")
     for connection in silent:
         connection.close()
+    server.close()
+
+
+def is_answered(server: TelemetryServer) -> bool:
+    with raw(server) as connection, contextlib.suppress(OSError):
+        connection.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+        return received(connection).endswith(b"x 1\n")
+    return False
 
 
 def test_many_one_after_another(server: TelemetryServer) -> None:

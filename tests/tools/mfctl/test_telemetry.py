@@ -31,12 +31,13 @@ class Daemon:
 
     def __init__(self, folder: Path, **telemetry: Any) -> None:
         self.monitor, self.folder = folder / "t", folder
-        self.address = f"unix://{folder}/s"
+        self.address, self.pool = f"unix://{folder}/s", str(folder / "pool")
         settings = {"listen": f"unix://{self.monitor}", "probe_interval_s": 0.5, "slow_call_s": 0.0001, **telemetry}
         config = {
             "listen": self.address,
             "pool": {"path": f"{folder}/pool", "create": True, "size": "16MiB", "segment_size": "1MiB"},
             "leases": {"heartbeat_s": 0.5, "lease_ttl_s": 20, "holder_silence_s": 1, "grant_ttl_s": 20},
+            "drives": {"check_interval_s": 0.5},
             "log": {"level": "debug", "format": "json"},
             "telemetry": settings,
         }
@@ -113,6 +114,7 @@ def test_metrics_are_the_tables_and_tell_what_an_engine_did(start: Start) -> Non
         assert holder.put(i)
     reply = holder.match(0, 1, 2, 3)
     assert reply.chunk_count == 3
+    wait_until(lambda: ("meshfusion_drive_read_latency_seconds", "0") in daemon.values(), "the drive is looked at")
     values = daemon.values()
     stems = {name.removesuffix("_bucket").removesuffix("_sum").removesuffix("_count") for name, *_ in values}
     lacking = {name for name in METRICS if name not in stems}
@@ -146,10 +148,27 @@ def test_metrics_are_the_tables_and_tell_what_an_engine_did(start: Start) -> Non
     taken = sum(path.stat().st_blocks * 512 for path in (daemon.folder / "pool" / "index").iterdir())
     assert values["meshfusion_index_bytes",] == taken
 
+    assert holder.reserve(9).outcome.value == "granted"
+    wait_until(lambda: daemon.values()["meshfusion_grant_age_seconds_max",] > 0.3, "the grant gets older")
+    assert daemon.values()["meshfusion_grant_age_seconds_max",] < DEADLINE_S
+
     holder.release(reply)
     holder.leave()
     client.close()
+    watcher = subprocess.Popen(
+        [sys.executable, "-m", "meshfusion.tools.mfctl.main", "events", "--follow", "--format", "json", daemon.pool],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert watcher.stdout is not None
+    assert json.loads(watcher.stdout.readline())["kind"] == "epoch_began"
+    wait_until(lambda: daemon.values()["meshfusion_holders", "live"] == 0, "a look sees that it has left")
     daemon.stop()
+    output, _ = watcher.communicate(timeout=DEADLINE_S)
+    assert [json.loads(line)["kind"] for line in output.splitlines()] == [
+        *("holder_attached", "holder_detached", "service_stops")
+    ]
+    assert watcher.returncode == 0
     assert daemon.process.returncode == 0
     assert not daemon.monitor.exists()
 
