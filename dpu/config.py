@@ -144,6 +144,16 @@ class ServiceConfig(ConfigModel):
     log: LogConfig = LogConfig()
     telemetry: TelemetryConfig = TelemetryConfig()
 
+    @model_validator(mode="after")
+    def _engines_and_monitors_have_places_of_their_own(self) -> ServiceConfig:
+        address = parse_address(self.listen)
+        is_any_port = isinstance(address, TcpAddress) and address.port == 0
+        if self.telemetry.listen is not None and parse_address(self.telemetry.listen) == address and not is_any_port:
+            raise FieldValueError(
+                f"{self.telemetry.listen} is where engines connect, too", "use another", field="telemetry.listen"
+            )
+        return self
+
 
 def load_service_config(path: Path) -> ServiceConfig:
     """Read and check the file at ``path``, and that the directories it names exist.
@@ -217,11 +227,12 @@ def _surroundings(document: YamlDocument, meant: frozenset[FieldPath], *, closel
     def add(field: tuple[str, ...], value: object, problem: str, fix: str) -> None:
         problems.append(ConfigProblem(".".join(field), problem, fix, value, document.line_of(field)))
 
-    socket_dir = _socket_directory(document.data.get("listen"))
-    if socket_dir is not None:
-        problem = directory_problem(socket_dir)
+    for field in (("listen",), ("telemetry", "listen")):
+        listen = _value_at(document.data, field)
+        socket_dir = _socket_directory(listen)
+        problem = directory_problem(socket_dir) if socket_dir is not None else None
         if problem:
-            add(("listen",), document.data["listen"], f"the socket's directory {socket_dir} {problem[0]}", problem[1])
+            add(field, listen, f"the socket's directory {socket_dir} {problem[0]}", problem[1])
     exports = document.data.get("exports")
     if closely and isinstance(exports, dict) and exports.get("target") == "nvmet":
         try:
@@ -296,6 +307,13 @@ def directory_problem(path: Path) -> tuple[str, str] | None:
     if not os.access(path, os.W_OK | os.X_OK):
         return "is not writable for this user", f"sudo chown {os.getuid()} {path}, or choose another path"
     return None
+
+
+def _value_at(data: Any, field: tuple[str, ...]) -> Any:
+    """None where there is none."""
+    for name in field:
+        data = data.get(name) if isinstance(data, dict) else None
+    return data
 
 
 def _socket_directory(listen: object) -> Path | None:

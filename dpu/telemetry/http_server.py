@@ -27,6 +27,14 @@ CONNECTION_S: Final = 10.0
 """For a whole request and, once more, for its answer: a client that sends or takes nothing holds a thread no longer."""
 
 
+def check_telemetry_address(address: UnixAddress | TcpAddress) -> None:
+    """As :func:`~meshfusion.dpu.api.listen.check_free`, whose ConfigError names ``listen``."""
+    try:
+        check_free(address)
+    except ConfigError as error:
+        raise ConfigError(f"telemetry.{error.message}", next_step=error.next_step) from error
+
+
 class TelemetryServer:
     """Serves from :meth:`start` to :meth:`close`. ``address``: with the port that it has got."""
 
@@ -191,10 +199,7 @@ def _bound(address: UnixAddress | TcpAddress, serving: _Serving) -> _Server:
 
 
 def _bound_unix(address: UnixAddress, serving: _Serving) -> _Server:
-    try:
-        check_free(address)
-    except ConfigError as error:
-        raise ConfigError(f"telemetry.{error.message}", next_step=error.next_step) from error
+    check_telemetry_address(address)
     address.path.unlink(missing_ok=True)  # of a service that has died: nobody answers there
     old_mask = os.umask(0o177)
     try:

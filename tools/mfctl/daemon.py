@@ -70,11 +70,13 @@ def _open_pool(config: ServiceConfig, damaged: Callable[[FormatError], None], *,
     from meshfusion.dpu.pool import Pool, PoolOptions, create_pool
     from meshfusion.dpu.pool_tending import Policy
     from meshfusion.dpu.running_drives import DriveOptions
+    from meshfusion.dpu.telemetry.http_server import check_telemetry_address
 
     if config.pool.create and pool_is_absent(config.pool.path):
         assert config.pool.size is not None, "load_service_config asks for it when the pool is absent"
-        for address in filter(None, (config.listen, config.telemetry.listen)):
-            check_free(parse_address(address))  # so that a slip here leaves no pool of that size behind
+        check_free(parse_address(config.listen))  # so that a slip here leaves no pool of that size behind
+        if config.telemetry.listen is not None:
+            check_telemetry_address(parse_address(config.telemetry.listen))
         if config.exports is not None:
             from meshfusion.dpu.export.opening import check_target
 

@@ -16,7 +16,7 @@ from meshfusion.jbof.config_problems import ConfigProblemsError
 def checked(tmp_path: Path, telemetry: str) -> TelemetryConfig:
     path = tmp_path / "service.yaml"
     path.write_text(
-        f"listen: 127.0.0.1:0\npool: {{path: {tmp_path}/pool, create: true, size: 512MiB}}\ntelemetry: {telemetry}\n"
+        f"listen: 127.0.0.1:7\npool: {{path: {tmp_path}/pool, create: true, size: 512MiB}}\ntelemetry: {telemetry}\n"
     )
     return check_service_config(read_yaml(path), str(path)).telemetry
 
@@ -31,7 +31,7 @@ def test_off_unless_asked_for(tmp_path: Path) -> None:
         "{listen: '127.0.0.1:9477'}",
         "{listen: '[::1]:9477'}",
         "{listen: 'localhost:9477'}",
-        "{listen: 'unix:///run/meshfusion/telemetry.sock'}",
+        "{listen: 'unix:///tmp/telemetry.sock'}",
         "{listen: '0.0.0.0:9477', allow_public: true}",
     ],
 )
@@ -48,6 +48,12 @@ def test_taken(tmp_path: Path, telemetry: str) -> None:
         ("{listen: nonsense}", "telemetry.listen", ("is not an address", "127.0.0.1:PORT")),
         ("{slow_call_s: 0}", "telemetry.slow_call_s", ("must be more than 0",)),
         ("{probe_interval_s: -1}", "telemetry.probe_interval_s", ("must be more than 0",)),
+        ("{listen: '127.0.0.1:7'}", "telemetry.listen", ("is where engines connect, too", "use another")),
+        (
+            "{listen: 'unix:///no/such/t'}",
+            "telemetry.listen",
+            ("directory /no/such does not exist", "mkdir -p /no/such"),
+        ),
         ("{listne: '127.0.0.1:1'}", "telemetry.listne", ("listen",)),
     ],
 )
