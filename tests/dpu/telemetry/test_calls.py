@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import re
@@ -175,6 +176,38 @@ def test_slow_calls_are_kept_and_their_lines_are_few(caplog: pytest.LogCaptureFi
     assert len(calls.slow_calls()) == KEPT_SLOW_CALLS
     assert calls.slow_calls()[-1].request_id == "last"
     assert calls.counts().slow == KEPT_SLOW_CALLS + 51
+
+
+class Context:
+    """What is used of gRPC's."""
+
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        return ((request_ids.METADATA_KEY, "of-the-call"),)
+
+    def code(self) -> None:
+        return None
+
+    def is_active(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_thread_that_has_answered_belongs_to_no_request(fails: bool) -> None:
+    """The next one to use it may not be a call."""
+    calls, seen = CallWatch(slow_call_s=1.0), []
+
+    def handle(raw: bytes, context: object) -> bytes:
+        seen.append(current_request_id.get())
+        if fails:
+            raise RuntimeError("a defect")
+        return raw
+
+    watched: Any = calls.watch("Match", handle)
+    with contextlib.suppress(RuntimeError):
+        watched(b"", Context())
+    assert seen == ["of-the-call"]
+    assert current_request_id.get() == ""
+    assert calls.counts().in_flight == 0
 
 
 def test_line_limit_is_of_any_minute() -> None:
