@@ -21,8 +21,8 @@ def tell_first(now: Snapshot, version: str, sink: EventSink) -> None:
     status = now.status
     sink.tell(
         "epoch_began",
-        f"epoch {status.epoch} of pool {status.pool_uuid}, MeshFusion {version}: {len(now.drives)} drives, "
-        f"{status.committed_chunk_count} chunks, {len(status.holders)} engines of an earlier epoch",
+        f"epoch {status.epoch} of pool {status.pool_uuid}, MeshFusion {version}; drives: {len(now.drives)}, "
+        f"chunks: {status.committed_chunk_count}, engines of an earlier epoch: {len(status.holders)}",
         epoch=status.epoch,
         version=version,
     )

@@ -24,6 +24,8 @@ from meshfusion.jbof.errors import ServiceUnavailableError
 logger = logging.getLogger("meshfusion.telemetry")
 
 PERIOD_S: Final = 1.0
+MAX_SHARE: Final = 0.02  # of the time is spent looking, unless somebody asks
+MAX_PAUSE_S: Final = 10.0
 DEADLINE_S: Final = 5.0  # a pool that takes longer to tell its status does not answer
 
 
@@ -97,6 +99,7 @@ class PoolWatch:
                     return
                 self._begun += 1
                 self._is_wanted_now = False
+            begun_s = time.monotonic()
             try:
                 self._look()
             except Exception as error:  # without looks nothing would be told any more
@@ -106,7 +109,8 @@ class PoolWatch:
             with self._change:
                 self._done = self._begun
                 self._change.notify_all()
-                self._change.wait_for(lambda: self._is_wanted_now or self._is_closing, self._period_s)
+                wait_s = pause_s(self._period_s, time.monotonic() - begun_s)
+                self._change.wait_for(lambda: self._is_wanted_now or self._is_closing, wait_s)
 
     def _look(self) -> None:
         status = self._service.status(deadline_s=self._deadline_s)
@@ -143,6 +147,12 @@ class PoolWatch:
                 elif self._done > done and self._is_silent:
                     self._is_silent = False
                     self._sink.tell("pool_answers", "the pool tells its status again")
+
+
+def pause_s(period_s: float, took_s: float) -> float:
+    """Until the next look: while one is taken, lookups may wait for it, so that many engines with many leases are
+    looked at less often."""
+    return max(period_s, min(took_s / MAX_SHARE, MAX_PAUSE_S))
 
 
 def _taken_bytes(directory: Path | None) -> int:

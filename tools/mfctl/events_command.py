@@ -17,7 +17,7 @@ from meshfusion.tools.mfctl.sources import saying_who_may_connect
 if TYPE_CHECKING:
     from meshfusion.dpu.api.event_types import Event
 
-_HEADERS = ("TIME", "SEVERITY", "KIND", "WHAT")
+_HEADERS = ("SEQUENCE", "TIME", "SEVERITY", "KIND", "WHAT")
 
 
 @click.command()
@@ -46,7 +46,7 @@ def events(path: Path | None, address: str | None, after_sequence: int, follow: 
         if follow:
             _print_each(found, output_format)
         elif output_format == "table":
-            print_table(_HEADERS, [(_time(e), e.severity.value, e.kind, e.text) for e in found])
+            print_table(_HEADERS, [(e.sequence, _time(e), e.severity.value, e.kind, e.text) for e in found])
         else:
             print_document([event_object(event) for event in found], output_format)
 
@@ -71,7 +71,7 @@ def _print_each(found: Iterator[Event], output_format: str) -> None:
             click.echo("---")
             print_document(event_object(event), output_format)
         else:
-            line = f"{_time(event)}  {event.severity.value:<8}  {event.kind:<18}  {event.text}"
+            line = f"{event.sequence:<8}  {_time(event)}  {event.severity.value:<8}  {event.kind:<18}  {event.text}"
             click.echo(printable(line))
 
 

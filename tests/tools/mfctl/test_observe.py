@@ -50,8 +50,8 @@ def test_events_as_a_table(address: str) -> None:
     result = run("events", "--service", address)
     assert result.exit_code == 0
     lines = result.output.splitlines()
-    assert lines[0].split() == ["TIME", "SEVERITY", "KIND", "WHAT"]
-    assert lines[1].split(maxsplit=3)[:3] == ["2023-11-14T22:13:20Z", "error", "drive_state"]
+    assert lines[0].split() == ["SEQUENCE", "TIME", "SEVERITY", "KIND", "WHAT"]
+    assert lines[1].split(maxsplit=4)[:4] == ["1", "2023-11-14T22:13:20Z", "error", "drive_state"]
     assert "\x1b" not in result.output
     assert lines[2].endswith("no room")
     assert len(lines) == 3
@@ -77,7 +77,7 @@ def test_events_followed_to_the_end_of_the_service(address: str, log: EventLog, 
     result = run("events", "--service", address, "--follow", "--format", output_format)
     assert result.exit_code == 0
     if output_format == "table":
-        texts = [line.split(maxsplit=3)[3] for line in result.output.splitlines()]
+        texts = [line.split(maxsplit=4)[4] for line in result.output.splitlines()]
     elif output_format == "json":
         texts = [json.loads(line)["text"] for line in result.output.splitlines()]
     else:
