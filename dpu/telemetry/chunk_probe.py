@@ -92,6 +92,10 @@ class ChunkProbe:
         """How often :meth:`beat` is wanted; None while it is not attached."""
         return None if self._attachment is None else self._attachment.heartbeat_s
 
+    def prepare(self) -> None:
+        """On a new machine the digest is compiled first, for seconds."""
+        self._digests.digest_of(bytes(UNIT_BYTES))
+
     def run(self) -> ProbeResult:
         """Never raises what the pool or the medium raise: that is the answer."""
         begun_s = self._clock()

@@ -26,6 +26,10 @@ class Probe(Protocol):
     @property
     def heartbeat_s(self) -> float | None: ...
 
+    def prepare(self) -> None:
+        """What takes its time once, and is no part of a probe."""
+        ...
+
     def run(self) -> ProbeResult: ...
 
     def beat(self) -> None: ...
@@ -81,6 +85,7 @@ class Prober:
         return ProbeView(result.state, result.reasons, result.seconds, age_s, written_age_s)
 
     def _loop(self) -> None:
+        self._probe.prepare()
         next_s = self._clock()
         while not self._stop.is_set():
             now_s = self._clock()

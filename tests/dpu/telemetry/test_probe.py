@@ -265,6 +265,9 @@ class FakeProbe:
         self.is_closed = False
         self.failure: Exception | None = None
 
+    def prepare(self) -> None:
+        assert self.run_count == 0
+
     def run(self) -> ProbeResult:
         self.run_count += 1
         self.hold.wait(20.0)
