@@ -8,11 +8,12 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
-from meshfusion.dpu.api.address import parse_address
+from meshfusion.dpu.api.address import TcpAddress, parse_address
 from meshfusion.dpu.config_access import AccessList, AuditConfig, TlsConfig
 from meshfusion.dpu.config_exports import ExportsConfig
 from meshfusion.dpu.config_pool import without_effect
 from meshfusion.dpu.config_surroundings import Surroundings
+from meshfusion.dpu.config_telemetry import TelemetryConfig
 from meshfusion.dpu.config_types import (
     MAX_SECONDS,
     AbsolutePath,
@@ -157,6 +158,17 @@ class ServiceConfig(ConfigModel):
     leases: LeaseConfig = LeaseConfig()
     drives: DrivesConfig = DrivesConfig()
     log: LogConfig = LogConfig()
+    telemetry: TelemetryConfig = TelemetryConfig()
+
+    @model_validator(mode="after")
+    def _engines_and_monitors_have_places_of_their_own(self) -> ServiceConfig:
+        address = parse_address(self.listen)
+        is_any_port = isinstance(address, TcpAddress) and address.port == 0
+        if self.telemetry.listen is not None and parse_address(self.telemetry.listen) == address and not is_any_port:
+            raise FieldValueError(
+                f"{self.telemetry.listen} is where engines connect, too", "use another", field="telemetry.listen"
+            )
+        return self
 
 
 def load_service_config(path: Path) -> ServiceConfig:

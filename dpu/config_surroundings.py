@@ -38,7 +38,7 @@ class Surroundings:
         self.warnings: tuple[str, ...] = ()
 
     def look(self) -> None:
-        self._look_at_socket()
+        self._look_at_sockets()
         self._look_at_access()
         self._look_at_target()
         pool = self._document.data.get("pool")
@@ -56,12 +56,13 @@ class Surroundings:
         line = self._document.line_of(field)
         self.problems.append(ConfigProblem(".".join(field), problem, fix, value, line))
 
-    def _look_at_socket(self) -> None:
-        listen = self._document.data.get("listen")
-        folder = _socket_directory(listen)
-        problem = directory_problem(folder) if folder is not None else None
-        if problem:
-            self._add(("listen",), listen, f"the socket's directory {folder} {problem[0]}", problem[1])
+    def _look_at_sockets(self) -> None:
+        for field in (("listen",), ("telemetry", "listen")):
+            listen = _value_at(self._document.data, field)
+            folder = _socket_directory(listen)
+            problem = directory_problem(folder) if folder is not None else None
+            if problem:
+                self._add(field, listen, f"the socket's directory {folder} {problem[0]}", problem[1])
 
     def _look_at_access(self) -> None:
         for found in access_problems(self._document.data):
@@ -182,6 +183,13 @@ def _socket_directory(listen: object) -> Path | None:
     except ConfigError:
         return None
     return address.path.parent if isinstance(address, UnixAddress) else None
+
+
+def _value_at(data: Any, field: tuple[str, ...]) -> Any:
+    """None where there is none."""
+    for name in field:
+        data = data.get(name) if isinstance(data, dict) else None
+    return data
 
 
 def _data_paths(value: Any) -> tuple[Path, ...]:

@@ -170,7 +170,7 @@ class DrivesKeeper:
             problem = sighting.problem or ("" if is_same_drive else f"another drive lies at {sought.path}")
             drives.saw(now_s, number, Appeared(sighting.identity), problem)
             if is_same_drive:
-                drives.lives.took(number, sighting.latencies_s)
+                drives.took(number, sighting.latencies_s)
 
     def _is_another_owners(self, sought: Sought, sighting: Sighting) -> bool:
         """Only its owner writes an epoch; ours is the one that is known here."""

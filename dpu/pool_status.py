@@ -47,7 +47,14 @@ def status_of(
         holders=store.holder_statuses(now_s),
         counters=tuple(sorted((store.counts + other_counts + stopped).items())),
         exports_problem=exports_problem,
+        oldest_grant_s=_oldest_grant_s(store, now_s),
     )
+
+
+def _oldest_grant_s(store: Store, now_s: float) -> float:
+    """A grant is given for a fixed time, and never for longer."""
+    given_s = (grant.expires_s - store.options.grant_ttl_s for grant in store.grants)
+    return max(0.0, now_s - min(given_s, default=now_s))
 
 
 def list_chunks(index: Index, request: api.ListRequest) -> api.ListReply:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -22,6 +22,7 @@ from meshfusion.dpu.drive_lives import DriveLives, Told
 from meshfusion.dpu.drive_look import fault_of
 from meshfusion.dpu.drive_owners import DriveOwners
 from meshfusion.dpu.drive_problems import DriveProblems
+from meshfusion.dpu.drive_records import DriveRecords
 from meshfusion.dpu.owner_lock import OwnerLock
 from meshfusion.dpu.pool_dir import PoolLayout
 from meshfusion.dpu.pool_drives import PoolDrive
@@ -45,7 +46,6 @@ from meshfusion.jbof.pool_addresses import drive_of_segment, namespace_of
 from meshfusion.jbof.segment_geometry import SegmentGeometry
 from meshfusion.jbof.segments import SegmentRecord, SegmentTable
 from meshfusion.jbof.shelf import DriveWear, Shelf, ShelfDrive
-from meshfusion.jbof.wear.rate import WriteRate
 
 logger = logging.getLogger("meshfusion.drives")
 
@@ -117,9 +117,7 @@ class RunningDrives:
         self._open = {one.drive.number: one for one in opened.drives}
         self._paths = {one.drive.number: (one.drive.path, one.drive.label.drive_uuid) for one in opened.drives}
         self._names: dict[int, str] = {}  # of those that are not here
-        self._health: dict[int, Health] = {}
-        self._rates: dict[int, WriteRate] = {}
-        self._months_left: dict[int, float | None] = {}
+        self._records = DriveRecords()
         self._reached_since: dict[int, int] = {}  # drive -> the version that it came with
         self._known: dict[str, int] = {}  # holder -> the version that it was told last
         self._leaving: set[int] = set()
@@ -239,6 +237,8 @@ class RunningDrives:
 
     def saw(self, now_s: float, number: int, event: Event, problem: str = "") -> Told:
         """And what follows for how the drive is used."""
+        if isinstance(event, CommandFailed):
+            self._records.failed(number)
         told = self.lives.saw(now_s, number, event)
         if told.is_to_be_checked or isinstance(event, Checked):
             self.problems.end(number)  # it was of the time before it came back
@@ -252,6 +252,11 @@ class RunningDrives:
         """A drive that is back, and not used for this."""
         told = self.saw(now_s, number, CheckFailed(), error.message)
         self.problems.refused(number, error, is_told=bool(told.alarms))
+
+    def took(self, number: int, latencies_s: Sequence[float]) -> None:
+        """Reads of single blocks, in a look that went well."""
+        self.lives.took(number, latencies_s)
+        self._records.took(number, latencies_s)
 
     def heed(self, number: int, told: Told) -> None:
         for alarm in told.alarms:
@@ -282,10 +287,8 @@ class RunningDrives:
     def has_health(
         self, now_s: float, number: int, health: Health, endurance_bytes: int, domain: tuple[str, ...]
     ) -> None:
-        self._health[number] = health
+        self._records.has_health(now_s, number, health, endurance_bytes)
         self.saw(now_s, number, HealthRead(health))
-        self._rates.setdefault(number, WriteRate()).saw(now_s, health.written_bytes)
-        self._months_left[number] = self._rates[number].months_left(health.percentage_used, endurance_bytes)
         wear = DriveWear(min(health.percentage_used, 255), health.written_bytes, endurance_bytes)
         if number in self.shelf.numbers:
             self.shelf.wear(number, wear, domain)
@@ -362,8 +365,7 @@ class RunningDrives:
         del self._paths[number]
         self._unindexed.discard(number)
         self._reached_since.pop(number, None)
-        for known in (self._health, self._rates, self._months_left):
-            known.pop(number, None)
+        self._records.forget(number)
         self.problems.left(number)
         self.answers.left(number)
         self._names.pop(number, None)
@@ -374,7 +376,7 @@ class RunningDrives:
 
     def status(self, number: int) -> DriveStatus:
         path, _ = self._paths[number]
-        one, news, health = self._open.get(number), self.lives.news(number), self._health.get(number)
+        one, news, health = self._open.get(number), self.lives.news(number), self._records.health(number)
         return DriveStatus(
             number=number,
             state=news.state.value,
@@ -385,7 +387,13 @@ class RunningDrives:
             size_bytes=one.drive.geometry.capacity_bytes if one else 0,
             percentage_used=health.percentage_used if health else -1,
             problem=self.problems.of(number),
-            months_left=-1.0 if (months := self._months_left.get(number)) is None else months,
+            months_left=self._records.months_left(number),
+            written_bytes=health.written_bytes if health else -1,
+            media_errors=health.media_errors if health else -1,
+            spare_percent=health.spare_percent if health else -1,
+            write_budget_left_bytes=self.shelf.budgets_left(self._clock()).get(number, -1),
+            failed_command_count=self._records.fault_count(number),
+            read_latency_s=self._records.read_latency_s(number),
         )
 
 

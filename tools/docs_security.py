@@ -22,7 +22,7 @@ say who they are. What is here is about the gRPC calls: data goes over NVMe-oF, 
 3. A caller can do what its role allows: an engine cannot take a drive out, an operator cannot attach and read KV.
 4. An engine cannot act for another one: holders belong to the certificate or token that attached them, also after a
    restart of the service. It attaches for its own tenant only.
-5. An operator cannot do anything that the audit log does not tell of, as long as it cannot write to that file.
+5. An operator cannot change anything that the audit log does not tell of, as long as it cannot write to that file.
 6. Messages of any form cost no more than an answer that refuses them; how many calls come is bounded for all callers
    together, not for each: one that may call can slow the others down.
 7. Not protected: against the user root and the user of the service on its machine, or whoever can write its files.

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import grpc
@@ -14,6 +15,7 @@ from google.protobuf.message_factory import GetMessageClass
 from meshfusion.dpu.api.address import parse_address
 from meshfusion.dpu.api.error_codec import decode_error
 from meshfusion.dpu.api.limits import MAX_MESSAGE_BYTES, malformed
+from meshfusion.dpu.api.request_ids import METADATA_KEY, request_id_of
 from meshfusion.dpu.api.security.client_security import ClientCredentials, ClientSecurity
 from meshfusion.dpu.api.v1 import chunk_pb2 as pb
 from meshfusion.jbof.errors import ConfigError, ServiceUnavailableError
@@ -94,7 +96,9 @@ class GrpcCaller:
         connection, metadata = self._enter()
         try:
             stub = connection.stubs[name]
-            reply = stub(message, timeout=max(deadline_s, 0.0), wait_for_ready=False, metadata=metadata)
+            reply = stub(
+                message, timeout=max(deadline_s, 0.0), wait_for_ready=False, metadata=_with_id(metadata, request)
+            )
         except grpc.RpcError as e:
             is_tls = self._security.ca is not None
             raise decode_error(e, address=self.address, call=name, deadline_s=deadline_s, is_tls=is_tls) from e
@@ -104,6 +108,24 @@ class GrpcCaller:
         finally:
             self._leave(connection)
         return decode(reply)
+
+    def stream(self, name: str, request: Q, encode: Callable[[Q], Message], decode: Callable[[Any], R]) -> Iterator[R]:
+        """Answers as they come, without a deadline: until the service ends the stream, or the iterator is closed."""
+        connection, metadata = self._enter()
+        try:
+            replies = connection.stubs[name](encode(request), metadata=_with_id(metadata, request))
+            try:
+                for reply in replies:
+                    yield decode(reply)
+            finally:
+                replies.cancel()
+        except grpc.RpcError as e:
+            is_tls = self._security.ca is not None
+            raise decode_error(e, address=self.address, call=name, deadline_s=math.inf, is_tls=is_tls) from e
+        except ValueError as e:
+            raise self._closed_error() from e
+        finally:
+            self._leave(connection)
 
     def _enter(self) -> tuple[_Connection, Metadata | None]:
         """A connection that stays open until :meth:`_leave`, and what goes with the call."""
@@ -151,10 +173,15 @@ class GrpcCaller:
         )
 
 
+def _with_id(metadata: Metadata | None, request: object) -> Metadata:
+    """What goes with every call of a connection, and what this one is called in logs."""
+    return (*(metadata or ()), (METADATA_KEY, request_id_of(request)))
+
+
 def _stubs(channel: grpc.Channel, name: str) -> dict[str, Callable[..., Any]]:
     service = pb.DESCRIPTOR.services_by_name[name]
     return {
-        m.name: channel.unary_unary(
+        m.name: (channel.unary_stream if m.server_streaming else channel.unary_unary)(
             f"/{service.full_name}/{m.name}",
             request_serializer=GetMessageClass(m.input_type).SerializeToString,
             response_deserializer=GetMessageClass(m.output_type).FromString,

@@ -5,11 +5,20 @@ from __future__ import annotations
 import math
 
 from meshfusion.dpu.api import drive_types as t
-from meshfusion.dpu.api.limits import MAX_NAMESPACES, check_count, check_id, check_int, check_text, malformed
+from meshfusion.dpu.api.limits import (
+    MAX_NAMESPACES,
+    check_count,
+    check_id,
+    check_int,
+    check_seconds,
+    check_text,
+    malformed,
+)
 from meshfusion.dpu.api.v1 import chunk_pb2 as pb
 
 _MAX_REASONS = 64
 _MAX_PERCENTAGE = 255
+_KNOWN_OR_NOT = ("written_bytes", "media_errors", "spare_percent", "write_budget_left_bytes", "read_latency_s")
 
 
 def drive_status_to_pb(s: t.DriveStatus) -> pb.DriveStatus:
@@ -24,6 +33,8 @@ def drive_status_to_pb(s: t.DriveStatus) -> pb.DriveStatus:
         percentage_used=s.percentage_used,
         problem=s.problem,
         months_left=s.months_left,
+        failed_command_count=s.failed_command_count,
+        **{name: value for name in _KNOWN_OR_NOT if (value := getattr(s, name)) >= 0},
     )
 
 
@@ -40,7 +51,20 @@ def drive_status_from_pb(m: pb.DriveStatus) -> t.DriveStatus:
         percentage_used=check_int("drive.percentage_used", m.percentage_used, -1, _MAX_PERCENTAGE),
         problem=check_text("drive.problem", m.problem),
         months_left=_months(m.months_left),
+        written_bytes=_known(m, "written_bytes"),
+        media_errors=_known(m, "media_errors"),
+        spare_percent=_known(m, "spare_percent"),
+        write_budget_left_bytes=_known(m, "write_budget_left_bytes"),
+        failed_command_count=check_int("drive.failed_command_count", m.failed_command_count),
+        read_latency_s=check_seconds("drive.read_latency_s", m.read_latency_s)
+        if m.HasField("read_latency_s")
+        else -1.0,
     )
+
+
+def _known(m: pb.DriveStatus, name: str) -> int:
+    """-1 where it is absent."""
+    return check_int(f"drive.{name}", getattr(m, name)) if m.HasField(name) else -1
 
 
 def _months(value: float) -> float:

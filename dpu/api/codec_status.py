@@ -15,9 +15,9 @@ MAX_COUNTERS = 4_096
 
 # The plain fields have the same names on both sides; a test holds the proto file to that.
 _POOL_TEXTS = ("path", "saves_stopped_reason", "exports_problem")
-_POOL_INTS = tuple(
-    f.name for f in dataclasses.fields(t.PoolStatus) if f.name not in {"pool_uuid", *_POOL_TEXTS, "holders", "counters"}
-)
+_POOL_SECONDS = ("oldest_grant_s",)
+_POOL_OTHERS = {"pool_uuid", "holders", "counters", *_POOL_TEXTS, *_POOL_SECONDS}
+_POOL_INTS = tuple(f.name for f in dataclasses.fields(t.PoolStatus) if f.name not in _POOL_OTHERS)
 
 
 def holder_status_to_pb(h: t.HolderStatus) -> pb.HolderStatus:
@@ -56,7 +56,7 @@ def pool_status_to_pb(s: t.PoolStatus) -> pb.PoolStatus:
         holders=map(holder_status_to_pb, s.holders),
         counters=[pb.Counter(name=name, value=value) for name, value in s.counters],
     )
-    for name in (*_POOL_TEXTS, *_POOL_INTS):
+    for name in (*_POOL_TEXTS, *_POOL_SECONDS, *_POOL_INTS):
         setattr(message, name, getattr(s, name))
     return message
 
@@ -66,7 +66,8 @@ def pool_status_from_pb(m: pb.PoolStatus) -> t.PoolStatus:
     check_count("counters", m.counters, MAX_COUNTERS)
     texts = {name: check_text(name, getattr(m, name)) for name in _POOL_TEXTS}
     ints = {name: check_int(name, getattr(m, name)) for name in _POOL_INTS}
-    plain: dict[str, Any] = {**texts, **ints}
+    seconds = {name: check_seconds(name, getattr(m, name)) for name in _POOL_SECONDS}
+    plain: dict[str, Any] = {**texts, **seconds, **ints}
     return t.PoolStatus(
         pool_uuid=check_id("pool_uuid", m.pool_uuid),
         holders=tuple(map(holder_status_from_pb, m.holders)),

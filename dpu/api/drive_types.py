@@ -11,7 +11,10 @@ class DriveStatus:
     """``state`` as :class:`~meshfusion.jbof.drives.life_words.State` names it; ``reasons``: why it is not simply
     online. ``problem``: what was found wrong with it last; "" for nothing. ``segment_count``: 0 while it was never
     here. ``percentage_used``: of its life, -1 where that is not known. ``months_left``: at the rate of the last day,
-    infinite when nothing is written, -1 where it is not known."""
+    infinite when nothing is written, -1 where it is not known. As the drive tells of its whole life, -1 where it does
+    not: ``written_bytes`` by hosts, ``media_errors``, ``spare_percent``. ``write_budget_left_bytes``: that may be
+    written now, -1 without a bound. Since the service began: ``failed_command_count``. ``read_latency_s``: of single
+    blocks at the last look, the median; -1 before the first."""
 
     number: int
     state: str
@@ -23,6 +26,12 @@ class DriveStatus:
     percentage_used: int
     problem: str = ""
     months_left: float = -1.0
+    written_bytes: int = -1
+    media_errors: int = -1
+    spare_percent: int = -1
+    write_budget_left_bytes: int = -1
+    failed_command_count: int = 0
+    read_latency_s: float = -1.0
 
 
 @dataclass(frozen=True, slots=True)

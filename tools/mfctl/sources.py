@@ -81,7 +81,17 @@ def _client(address: str) -> Iterator[ChunkService]:
 
     client = GrpcChunkService(address, access_to(address))
     try:
-        yield client
+        with saying_who_may_connect(address):
+            yield client
+    finally:
+        client.close()
+
+
+@contextmanager
+def saying_who_may_connect(address: str) -> Iterator[None]:
+    """A service that this user cannot reach is told apart from one that is not there."""
+    try:
+        yield
     except ServiceUnavailableError as e:
         owner = _unusable_socket(address)
         if owner is None:
@@ -90,8 +100,6 @@ def _client(address: str) -> Iterator[ChunkService]:
             f"the chunk service at {address} does not let this user (uid {os.getuid()}) connect",
             next_step=f"Run this as the user of the service{owner}.",
         ) from e
-    finally:
-        client.close()
 
 
 def _unusable_socket(address: str) -> str | None:

@@ -382,7 +382,7 @@ class Counter(_message.Message):
     def __init__(self, name: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
 
 class PoolStatus(_message.Message):
-    __slots__ = ("pool_uuid", "path", "format_version", "epoch", "lba_bytes", "segment_bytes", "segment_count", "segments_free", "segments_open", "segments_sealed", "segments_reclaiming", "segments_quarantined", "capacity_bytes", "committed_chunk_count", "committed_payload_bytes", "pinned_bytes", "lease_count", "grant_count", "saves_stopped_reason", "holders", "counters", "exports_problem")
+    __slots__ = ("pool_uuid", "path", "format_version", "epoch", "lba_bytes", "segment_bytes", "segment_count", "segments_free", "segments_open", "segments_sealed", "segments_reclaiming", "segments_quarantined", "capacity_bytes", "committed_chunk_count", "committed_payload_bytes", "pinned_bytes", "lease_count", "grant_count", "saves_stopped_reason", "holders", "counters", "exports_problem", "oldest_grant_s")
     POOL_UUID_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
     FORMAT_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -405,6 +405,7 @@ class PoolStatus(_message.Message):
     HOLDERS_FIELD_NUMBER: _ClassVar[int]
     COUNTERS_FIELD_NUMBER: _ClassVar[int]
     EXPORTS_PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_GRANT_S_FIELD_NUMBER: _ClassVar[int]
     pool_uuid: str
     path: str
     format_version: int
@@ -427,7 +428,8 @@ class PoolStatus(_message.Message):
     holders: _containers.RepeatedCompositeFieldContainer[HolderStatus]
     counters: _containers.RepeatedCompositeFieldContainer[Counter]
     exports_problem: str
-    def __init__(self, pool_uuid: _Optional[str] = ..., path: _Optional[str] = ..., format_version: _Optional[int] = ..., epoch: _Optional[int] = ..., lba_bytes: _Optional[int] = ..., segment_bytes: _Optional[int] = ..., segment_count: _Optional[int] = ..., segments_free: _Optional[int] = ..., segments_open: _Optional[int] = ..., segments_sealed: _Optional[int] = ..., segments_reclaiming: _Optional[int] = ..., segments_quarantined: _Optional[int] = ..., capacity_bytes: _Optional[int] = ..., committed_chunk_count: _Optional[int] = ..., committed_payload_bytes: _Optional[int] = ..., pinned_bytes: _Optional[int] = ..., lease_count: _Optional[int] = ..., grant_count: _Optional[int] = ..., saves_stopped_reason: _Optional[str] = ..., holders: _Optional[_Iterable[_Union[HolderStatus, _Mapping[str, object]]]] = ..., counters: _Optional[_Iterable[_Union[Counter, _Mapping[str, object]]]] = ..., exports_problem: _Optional[str] = ...) -> None: ...
+    oldest_grant_s: float
+    def __init__(self, pool_uuid: _Optional[str] = ..., path: _Optional[str] = ..., format_version: _Optional[int] = ..., epoch: _Optional[int] = ..., lba_bytes: _Optional[int] = ..., segment_bytes: _Optional[int] = ..., segment_count: _Optional[int] = ..., segments_free: _Optional[int] = ..., segments_open: _Optional[int] = ..., segments_sealed: _Optional[int] = ..., segments_reclaiming: _Optional[int] = ..., segments_quarantined: _Optional[int] = ..., capacity_bytes: _Optional[int] = ..., committed_chunk_count: _Optional[int] = ..., committed_payload_bytes: _Optional[int] = ..., pinned_bytes: _Optional[int] = ..., lease_count: _Optional[int] = ..., grant_count: _Optional[int] = ..., saves_stopped_reason: _Optional[str] = ..., holders: _Optional[_Iterable[_Union[HolderStatus, _Mapping[str, object]]]] = ..., counters: _Optional[_Iterable[_Union[Counter, _Mapping[str, object]]]] = ..., exports_problem: _Optional[str] = ..., oldest_grant_s: _Optional[float] = ...) -> None: ...
 
 class ListRequest(_message.Message):
     __slots__ = ("after_key", "limit", "identity")
@@ -474,7 +476,7 @@ class DrivesRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DriveStatus(_message.Message):
-    __slots__ = ("number", "state", "reasons", "path", "serial", "segment_count", "size_bytes", "percentage_used", "problem", "months_left")
+    __slots__ = ("number", "state", "reasons", "path", "serial", "segment_count", "size_bytes", "percentage_used", "problem", "months_left", "written_bytes", "media_errors", "spare_percent", "write_budget_left_bytes", "failed_command_count", "read_latency_s")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     REASONS_FIELD_NUMBER: _ClassVar[int]
@@ -485,6 +487,12 @@ class DriveStatus(_message.Message):
     PERCENTAGE_USED_FIELD_NUMBER: _ClassVar[int]
     PROBLEM_FIELD_NUMBER: _ClassVar[int]
     MONTHS_LEFT_FIELD_NUMBER: _ClassVar[int]
+    WRITTEN_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MEDIA_ERRORS_FIELD_NUMBER: _ClassVar[int]
+    SPARE_PERCENT_FIELD_NUMBER: _ClassVar[int]
+    WRITE_BUDGET_LEFT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FAILED_COMMAND_COUNT_FIELD_NUMBER: _ClassVar[int]
+    READ_LATENCY_S_FIELD_NUMBER: _ClassVar[int]
     number: int
     state: str
     reasons: _containers.RepeatedScalarFieldContainer[str]
@@ -495,7 +503,13 @@ class DriveStatus(_message.Message):
     percentage_used: int
     problem: str
     months_left: float
-    def __init__(self, number: _Optional[int] = ..., state: _Optional[str] = ..., reasons: _Optional[_Iterable[str]] = ..., path: _Optional[str] = ..., serial: _Optional[str] = ..., segment_count: _Optional[int] = ..., size_bytes: _Optional[int] = ..., percentage_used: _Optional[int] = ..., problem: _Optional[str] = ..., months_left: _Optional[float] = ...) -> None: ...
+    written_bytes: int
+    media_errors: int
+    spare_percent: int
+    write_budget_left_bytes: int
+    failed_command_count: int
+    read_latency_s: float
+    def __init__(self, number: _Optional[int] = ..., state: _Optional[str] = ..., reasons: _Optional[_Iterable[str]] = ..., path: _Optional[str] = ..., serial: _Optional[str] = ..., segment_count: _Optional[int] = ..., size_bytes: _Optional[int] = ..., percentage_used: _Optional[int] = ..., problem: _Optional[str] = ..., months_left: _Optional[float] = ..., written_bytes: _Optional[int] = ..., media_errors: _Optional[int] = ..., spare_percent: _Optional[int] = ..., write_budget_left_bytes: _Optional[int] = ..., failed_command_count: _Optional[int] = ..., read_latency_s: _Optional[float] = ...) -> None: ...
 
 class DrivesReply(_message.Message):
     __slots__ = ("drives",)
@@ -532,3 +546,35 @@ class RemoveDriveReply(_message.Message):
     CHUNK_COUNT_FIELD_NUMBER: _ClassVar[int]
     chunk_count: int
     def __init__(self, chunk_count: _Optional[int] = ...) -> None: ...
+
+class EventsRequest(_message.Message):
+    __slots__ = ("after_sequence", "follow")
+    AFTER_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    FOLLOW_FIELD_NUMBER: _ClassVar[int]
+    after_sequence: int
+    follow: bool
+    def __init__(self, after_sequence: _Optional[int] = ..., follow: _Optional[bool] = ...) -> None: ...
+
+class EventField(_message.Message):
+    __slots__ = ("name", "value")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    value: str
+    def __init__(self, name: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+
+class Event(_message.Message):
+    __slots__ = ("sequence", "time_s", "kind", "severity", "text", "fields")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    TIME_S_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    SEVERITY_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    FIELDS_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    time_s: float
+    kind: str
+    severity: str
+    text: str
+    fields: _containers.RepeatedCompositeFieldContainer[EventField]
+    def __init__(self, sequence: _Optional[int] = ..., time_s: _Optional[float] = ..., kind: _Optional[str] = ..., severity: _Optional[str] = ..., text: _Optional[str] = ..., fields: _Optional[_Iterable[_Union[EventField, _Mapping[str, object]]]] = ...) -> None: ...

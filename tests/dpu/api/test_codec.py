@@ -89,6 +89,7 @@ statuses = st.builds(
     holders=tuples_of(holders),
     counters=tuples_of(st.tuples(ids, u63)),
     **{n: u63 for n in codec_status._POOL_INTS if n not in {"format_version", "lba_bytes"}},
+    **dict.fromkeys(codec_status._POOL_SECONDS, seconds),
 )
 
 Codec = tuple[Callable[[Any], Message], Callable[[Any], Any]]

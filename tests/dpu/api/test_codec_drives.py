@@ -31,6 +31,12 @@ STATUS = st.builds(
     percentage_used=st.integers(-1, 255),
     months_left=st.just(-1.0) | st.floats(0.0),
     problem=TEXT,
+    written_bytes=st.integers(-1, 1 << 60),
+    media_errors=st.integers(-1, 1 << 60),
+    spare_percent=st.integers(-1, 255),
+    write_budget_left_bytes=st.integers(-1, 1 << 60),
+    failed_command_count=st.integers(0, 1 << 60),
+    read_latency_s=st.just(-1.0) | st.floats(0.0, 1e6),
 )
 ONE = t.DriveStatus(1, "gone", ("it is not there",), "/dev/a", "S1", 5, 5 << 20, 3, "no such file")
 

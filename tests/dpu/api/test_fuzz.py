@@ -30,12 +30,14 @@ from meshfusion.dpu.api.server import serve
 from meshfusion.dpu.api.types import API_VERSION
 from meshfusion.dpu.api.v1 import chunk_pb2 as pb
 from meshfusion.dpu.pool import Pool
+from meshfusion.dpu.telemetry.event_log import EventLog
 from meshfusion.jbof.errors import ConfigError
 from tests.dpu.pool_cases import IDENTITY, make_pool
 
 EXAMPLES = int(os.environ.get("MESHFUSION_FUZZ_EXAMPLES", "40"))
 NIGHTLY_EXAMPLES = 20 * EXAMPLES
 DEADLINE_S = 20.0
+STREAM_S = 0.2
 MEMORY_BYTES = 512 << 20  # more than the server's 256 calls of small messages could hold, less than a leak of them
 Code = grpc.StatusCode
 # docs/security.md tells when which comes. UNKNOWN is what gRPC makes of a server that fails without a word.
@@ -66,17 +68,25 @@ class Rig:
         self.pool = Pool.open(folder / "pool")
         self.audit = AuditLog(folder / "audit.log")
         admin: Any = OnlyInside(self.pool.drive_admin)
-        self.server = serve(self.pool, f"unix://{folder}/s", admin=admin, guard=Guard(audit=self.audit))
+        self.server = serve(
+            self.pool, f"unix://{folder}/s", admin=admin, guard=Guard(audit=self.audit), events=EventLog()
+        )
         self.channel = grpc.insecure_channel(self.server.address)
         self.holder_id = ""
         self.epoch = 0
 
     def call(self, name: str, raw: bytes) -> tuple[Code, bytes]:
         service, _, method = name.partition(".")
-        call: Any = self.channel.unary_unary(f"/meshfusion.v1.{service}/{method}")
+        found_method = pb.DESCRIPTOR.services_by_name[service].methods_by_name.get(method)
+        is_stream = found_method is not None and found_method.server_streaming
+        open_call = self.channel.unary_stream if is_stream else self.channel.unary_unary
+        call: Any = open_call(f"/meshfusion.v1.{service}/{method}")
         try:
-            return Code.OK, call(raw, timeout=DEADLINE_S)
+            reply = call(raw, timeout=STREAM_S if is_stream else DEADLINE_S)
+            return Code.OK, b"".join(reply) if is_stream else reply
         except grpc.RpcError as error:
+            if is_stream and error.code() is Code.DEADLINE_EXCEEDED:
+                return Code.OK, b""  # it was to be followed, and nothing came
             found: dict[str, Any] = dict(error.trailing_metadata() or ())  # type: ignore[arg-type]
             detail = pb.ErrorDetail.FromString(found[DETAIL_METADATA_KEY])
             assert detail.kind, "a refusal says what it is"

@@ -64,6 +64,9 @@ def test_a_drive_that_fails_is_emptied_and_saves_go_elsewhere(
     else:
         looks.answer = None
     until(is_in(pool, 1, "failing"), what="for too many errors", limit_s=20.0)
+    assert status(pool, 1).failed_command_count >= 3
+    assert status(pool, 0).failed_command_count == 0
+    assert status(pool, 0).read_latency_s > 0
     assert status(pool, 1).problem == ("EIO" if kind == "errors" else "it does not answer")
     until(lambda: matched(holder, chunks) == without(chunks, 1), what="for its chunks to go")
     assert 1 not in put(holder, 100, 6).values()
@@ -103,6 +106,12 @@ def test_what_a_drive_says_of_itself_is_heeded(path: Path, monkeypatch: pytest.M
     with Pool.open(path, drive_options=FAST) as pool, Holder(pool) as holder:
         until(is_in(pool, 1, "read_only"), what="for its health")
         assert status(pool, 1).percentage_used == 42
+        assert (status(pool, 1).spare_percent, status(pool, 1).media_errors, status(pool, 1).written_bytes) == (
+            100,
+            0,
+            0,
+        )
+        assert (status(pool, 0).spare_percent, status(pool, 0).media_errors, status(pool, 0).written_bytes) == (-1,) * 3
         assert pool._drives.shelf._drives[1].wear.percentage_used == 42
         assert 1 not in put(holder, 0, 6).values()
 

@@ -30,6 +30,7 @@ from meshfusion.dpu.api.security.server_tls import ServerTls
 from meshfusion.dpu.api.security.token_text import digest_of, token_of
 from meshfusion.dpu.api.server import RunningServer, serve
 from meshfusion.dpu.api.v1 import chunk_pb2 as pb
+from meshfusion.dpu.telemetry.event_log import EventLog
 from meshfusion.jbof import errors
 from tests.dpu.api.fake_service import FakeChunkService, make_chunk
 from tests.dpu.security.authority import Authority, client_of, replace, server_files
@@ -77,7 +78,7 @@ class Rig:
         self.tokens_path = write_tokens(folder / "tokens.json", **names)
         self.audit = AuditLog(self.audit_path)
         self.guard = Guard(CallerIdentity(find_token=TokensFile(self.tokens_path).find), self.audit)
-        self.server = serve(self.service, "127.0.0.1:0", admin=self.admin, guard=self.guard)
+        self.server = serve(self.service, "127.0.0.1:0", admin=self.admin, guard=self.guard, events=EventLog())
         self._clients: list[GrpcChunkService | GrpcDriveAdmin] = []
 
     def security(self, name: str) -> ClientSecurity:
@@ -131,10 +132,13 @@ def raw_call(server: RunningServer, name: str, token: str | None, scheme: str = 
     service, _, method = name.partition(".")
     metadata = None if token is None else (("authorization", f"{scheme}{token}"),)
     with grpc.insecure_channel(server.address) as channel:
-        call: Any = channel.unary_unary(f"/meshfusion.v1.{service}/{method}")
+        is_stream = method_of(name).server_streaming
+        call: Any = (channel.unary_stream if is_stream else channel.unary_unary)(f"/meshfusion.v1.{service}/{method}")
         try:
             body = pb.AttachRequest(tenant="default") if method == "Attach" else pb.StatusRequest()
-            call(body.SerializeToString(), timeout=DEADLINE_S, metadata=metadata)
+            reply = call(body.SerializeToString(), timeout=DEADLINE_S, metadata=metadata)
+            if is_stream:
+                list(reply)
         except grpc.RpcError as error:
             found: dict[str, Any] = dict(error.trailing_metadata() or ())  # type: ignore[arg-type]
             assert pb.ErrorDetail.FromString(found[DETAIL_METADATA_KEY]).next_step
@@ -145,8 +149,8 @@ def raw_call(server: RunningServer, name: str, token: str | None, scheme: str = 
 # What each role may do, written down once more by hand: whoever changes the table changes this too.
 MAY = {
     "engine": {"Attach", "Match", "Release", "Reserve", "Commit", "Abort", "Heartbeat", "Drop", "Detach"},
-    "operator": {"Status", "ListChunks", "GetChunk", "Drives", "AddDrive", "DrainDrive", "RemoveDrive"},
-    "read-only": {"Status", "ListChunks", "GetChunk", "Drives"},
+    "operator": {"Status", "ListChunks", "GetChunk", "Events", "Drives", "AddDrive", "DrainDrive", "RemoveDrive"},
+    "read-only": {"Status", "ListChunks", "GetChunk", "Events", "Drives"},
 }
 
 

@@ -1,0 +1,157 @@
+"""Sees every call of the server: how long, how it ended, under which request id; and logs it."""
+
+from __future__ import annotations
+
+import bisect
+import logging
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Final
+
+import grpc
+
+from meshfusion.dpu.api.observer import Handle
+from meshfusion.dpu.api.request_ids import current_request_id, received_request_id
+from meshfusion.dpu.telemetry.table import RPC_BUCKETS_S
+
+logger = logging.getLogger("meshfusion.access")
+
+KEPT_SLOW_CALLS: Final = 100
+SLOW_LINES_PER_MINUTE: Final = 20  # of the log; the ring and the counter have them all
+
+
+@dataclass(frozen=True, slots=True)
+class SlowCall:
+    """``time_s``: Unix time of its end. ``code``: gRPC's name of how it ended."""
+
+    time_s: float
+    call: str
+    seconds: float
+    code: str
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallTimes:
+    """Of one call. ``cumulative[i]``: how many took at most ``RPC_BUCKETS_S[i]``, the last one: all."""
+
+    cumulative: tuple[int, ...]
+    sum_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class CallCounts:
+    """At one instant. ``codes``: by call and gRPC's status code."""
+
+    times: dict[str, CallTimes]
+    codes: dict[tuple[str, str], int]
+    in_flight: int
+    slow: int
+
+
+@dataclass(slots=True)
+class _Times:
+    counts: list[int] = field(default_factory=lambda: [0] * (len(RPC_BUCKETS_S) + 1))
+    sum_s: float = 0.0
+
+
+class LineLimit:
+    """At most ``per_minute`` in any minute; what is passed over is counted. No clock."""
+
+    def __init__(self, per_minute: int) -> None:
+        self._times: deque[float] = deque(maxlen=per_minute)
+        self._passed_over = 0
+
+    def take(self, now_s: float) -> int | None:
+        """None: not now. Else how many were passed over since the last that was not."""
+        is_full = len(self._times) == self._times.maxlen
+        if is_full and now_s - self._times[0] < 60.0:
+            self._passed_over += 1
+            return None
+        self._times.append(now_s)
+        passed_over, self._passed_over = self._passed_over, 0
+        return passed_over
+
+
+class CallWatch:
+    """Keeps the contract of :class:`~meshfusion.dpu.api.observer.CallObserver`.
+
+    Kept as plain numbers, not as instruments of prometheus_client: those may lie in files that processes share, when
+    the environment says so, and expose when they were made as further metrics.
+    """
+
+    def __init__(
+        self,
+        *,
+        slow_call_s: float,
+        clock: Callable[[], float] = time.monotonic,
+        unix_time_s: Callable[[], float] = time.time,
+    ) -> None:
+        self._slow_call_s = slow_call_s
+        self._clock = clock
+        self._unix_time_s = unix_time_s
+        self._mutex = threading.Lock()
+        self._times: dict[str, _Times] = {}
+        self._codes: Counter[tuple[str, str]] = Counter()
+        self._in_flight = 0
+        self._slow_count = 0
+        self._slow: deque[SlowCall] = deque(maxlen=KEPT_SLOW_CALLS)
+        self._limit = LineLimit(SLOW_LINES_PER_MINUTE)
+
+    def watch(self, call: str, handle: Handle) -> Handle:
+        self._times[call] = _Times()
+
+        def watched(raw: bytes, context: grpc.ServicerContext) -> bytes:
+            request_id = received_request_id(context.invocation_metadata())
+            token = current_request_id.set(request_id)
+            begun_s = self._clock()
+            with self._mutex:
+                self._in_flight += 1
+            try:
+                return handle(raw, context)
+            finally:
+                self._ended(call, self._clock() - begun_s, _code_of(context), request_id)
+                current_request_id.reset(token)
+
+        return watched
+
+    def counts(self) -> CallCounts:
+        with self._mutex:
+            times = {call: CallTimes(tuple(accumulate(t.counts)), t.sum_s) for call, t in self._times.items()}
+            return CallCounts(times, dict(self._codes), self._in_flight, self._slow_count)
+
+    def slow_calls(self) -> Sequence[SlowCall]:
+        """The last ones, oldest first."""
+        with self._mutex:
+            return tuple(self._slow)
+
+    def _ended(self, call: str, seconds: float, code: str, request_id: str) -> None:
+        is_slow = seconds > self._slow_call_s
+        passed_over = None
+        with self._mutex:
+            self._in_flight -= 1
+            times = self._times[call]
+            times.counts[bisect.bisect_left(RPC_BUCKETS_S, seconds)] += 1
+            times.sum_s += seconds
+            self._codes[call, code] += 1
+            if is_slow:
+                self._slow_count += 1
+                self._slow.append(SlowCall(self._unix_time_s(), call, seconds, code, request_id))
+                passed_over = self._limit.take(self._clock())
+        if passed_over is not None:
+            more = f"; {passed_over} slow calls before it were not logged" if passed_over else ""
+            logger.warning("%s took %.3f s (%s)%s", call, seconds, code, more)
+        else:
+            logger.debug("%s took %.6f s (%s)", call, seconds, code)
+
+
+def _code_of(context: grpc.ServicerContext) -> str:
+    """As it was set; a caller that has gone away meanwhile was not answered."""
+    code = context.code()  # type: ignore[attr-defined]  # gRPC has it since 1.45, its types do not
+    if code is None:
+        return "OK" if context.is_active() else "CANCELLED"
+    return str(code.name)

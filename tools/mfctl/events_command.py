@@ -1,0 +1,80 @@
+"""``mfctl events``: what has happened in a service, and what happens."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from meshfusion.tools.mfctl.output import format_option, print_document, print_table, printable, to_json
+from meshfusion.tools.mfctl.served_source import service_address
+from meshfusion.tools.mfctl.service_access import access_to
+from meshfusion.tools.mfctl.sources import saying_who_may_connect
+
+if TYPE_CHECKING:
+    from meshfusion.dpu.api.event_types import Event
+
+_HEADERS = ("SEQUENCE", "TIME", "SEVERITY", "KIND", "WHAT")
+
+
+@click.command()
+@click.argument("path", type=click.Path(path_type=Path, readable=False), required=False)
+@click.option(
+    "--service", "address", metavar="ADDRESS",
+    help="Ask the running service at unix:///path or host:port instead of that of the pool in PATH.",
+)  # fmt: skip
+@click.option(
+    "--after", "after_sequence", type=click.IntRange(min=0), default=0, show_default=True, metavar="SEQUENCE",
+    help="Only events after this one.",
+)  # fmt: skip
+@click.option("--follow", is_flag=True, help="Go on with those that come, until the service ends.")
+@format_option
+def events(path: Path | None, address: str | None, after_sequence: int, follow: bool, output_format: str) -> None:
+    """Show what has happened in the service of a pool: engines, drives, saves, exports.
+
+    The last 1000 events since it began are known. With --follow each is printed when it comes: as a line, as a JSON
+    object a line, or as a YAML document each. Kinds are in docs/events.md.
+    """
+    from meshfusion.dpu.api.event_client import GrpcEventSource
+
+    found_at = service_address(path, address)
+    with closing(GrpcEventSource(found_at, access_to(found_at))) as source, saying_who_may_connect(found_at):
+        found = source.events(after_sequence, follow=follow)
+        if follow:
+            _print_each(found, output_format)
+        elif output_format == "table":
+            print_table(_HEADERS, [(e.sequence, _time(e), e.severity.value, e.kind, e.text) for e in found])
+        else:
+            print_document([event_object(event) for event in found], output_format)
+
+
+def event_object(event: Event) -> dict[str, Any]:
+    """The form for programs."""
+    return {
+        "sequence": event.sequence,
+        "time_s": event.time_s,
+        "kind": event.kind,
+        "severity": event.severity.value,
+        "text": event.text,
+        "fields": dict(event.fields),
+    }
+
+
+def _print_each(found: Iterator[Event], output_format: str) -> None:
+    for event in found:
+        if output_format == "json":
+            click.echo(to_json(event_object(event)))
+        elif output_format == "yaml":
+            click.echo("---")
+            print_document(event_object(event), output_format)
+        else:
+            line = f"{event.sequence:<8}  {_time(event)}  {event.severity.value:<8}  {event.kind:<18}  {event.text}"
+            click.echo(printable(line))
+
+
+def _time(event: Event) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(event.time_s))

@@ -1,0 +1,126 @@
+"""``mfctl top``: what a service does, looked at again and again."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import click
+
+from meshfusion.tools.mfctl.numbers import FiniteRange
+from meshfusion.tools.mfctl.output import (
+    format_bytes,
+    format_option,
+    print_document,
+    print_fields,
+    print_table,
+    to_json,
+)
+from meshfusion.tools.mfctl.served_source import service_address
+from meshfusion.tools.mfctl.service_access import access_to
+from meshfusion.tools.mfctl.sources import saying_who_may_connect
+from meshfusion.tools.mfctl.top_rates import Look, top_object
+
+_DEADLINE_S = 5.0
+_CLEAR = "\x1b[H\x1b[2J"
+
+
+@click.command()
+@click.argument("path", type=click.Path(path_type=Path, readable=False), required=False)
+@click.option(
+    "--service", "address", metavar="ADDRESS",
+    help="Ask the running service at unix:///path or host:port instead of that of the pool in PATH.",
+)  # fmt: skip
+@click.option(
+    "--interval", "interval_s", type=FiniteRange(0.1, 3600), default=2.0, show_default=True, metavar="SECONDS",
+    help="From one look to the next; rates are of this time.",
+)  # fmt: skip
+@click.option("--once", is_flag=True, help="Look twice, print what was done in between, and end.")
+@format_option
+def top(path: Path | None, address: str | None, interval_s: float, once: bool, output_format: str) -> None:
+    """Show what the service of a pool does: lookups, hits and saves a second, its drives and engines.
+
+    Goes on until it is interrupted. With --format json each look is an object a line, with yaml a document.
+    """
+    for number, found in enumerate(_looks(service_address(path, address), interval_s)):
+        if output_format == "table":
+            _print(found, is_first=not number)
+        elif once:
+            print_document(found, output_format)
+        elif output_format == "json":
+            click.echo(to_json(found))
+        else:
+            click.echo("---")
+            print_document(found, output_format)
+        if once:
+            return
+
+
+def _looks(address: str, interval_s: float) -> Iterator[dict[str, Any]]:
+    """Without end, an interval apart."""
+    from meshfusion.dpu.api.client import GrpcChunkService
+    from meshfusion.dpu.api.drive_client import GrpcDriveAdmin
+
+    access = access_to(address)
+    with closing(GrpcChunkService(address, access)) as service, closing(GrpcDriveAdmin(address, access)) as admin:
+
+        def look() -> Look:
+            with saying_who_may_connect(address):
+                status = service.status(deadline_s=_DEADLINE_S)
+                return Look(time.monotonic(), status, admin.drives(deadline_s=_DEADLINE_S))
+
+        before = look()
+        while True:
+            time.sleep(interval_s)
+            now = look()
+            yield top_object(before, now)
+            before = now
+
+
+def _print(found: dict[str, Any], *, is_first: bool) -> None:
+    if sys.stdout.isatty():
+        click.echo(_CLEAR, nl=False)
+    elif not is_first:
+        click.echo()
+    segments = ", ".join(f"{count} {state}" for state, count in found["segments"].items())
+    share = found["hit_share"]
+    print_fields(
+        [
+            ("pool", f"{found['pool_uuid']}, epoch {found['epoch']}"),
+            ("chunks", f"{found['chunks']} ({format_bytes(found['payload_bytes'])})"),
+            ("segments", f"{segments} of {format_bytes(found['capacity_bytes'])}"),
+            ("leases", f"{found['leases']}, pinning {format_bytes(found['pinned_bytes'])}"),
+            ("grants", found["grants"]),
+            ("saves", f"STOPPED: {found['saves_stopped_reason']}" if found["saves_stopped_reason"] else "accepted"),
+            *([("exports", f"NOT AS THEY SHOULD BE: {found['exports_problem']}")] if found["exports_problem"] else []),
+            ("hits", "-" if share is None else f"{share:.1%} of what was looked up"),
+        ]
+    )
+    click.echo()
+    per_second = found["per_second"]
+    if per_second is None:
+        click.echo("the service began anew: there are no rates yet")
+    else:
+        print_table(["A SECOND", "RATE"], [(name, _rate(name, rate)) for name, rate in per_second.items()])
+    click.echo()
+    drives = [(d["number"], d["state"], _known(d["percentage_used"]), d["problem"]) for d in found["drives"]]
+    print_table(["DRIVE", "STATE", "USED %", "PROBLEM"], drives)
+    if found["holders"]:
+        click.echo()
+        holders = [
+            (*(h["holder_id"], h["state"], h["host"], h["pid"], h["leases"], h["grants"]), f"{h['silent_s']:.1f} s")
+            for h in found["holders"]
+        ]
+        print_table(["HOLDER", "STATE", "HOST", "PID", "LEASES", "GRANTS", "SILENT"], holders)
+
+
+def _rate(name: str, rate: float) -> str:
+    return format_bytes(round(rate)) if name.endswith("_bytes") else f"{rate:.1f}"
+
+
+def _known(value: object) -> object:
+    return "-" if value is None else value
