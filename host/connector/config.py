@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
@@ -109,6 +109,11 @@ class EmbeddedPool(_Model):
     )
     segment_size: SizeBytes = Field(
         default=64 << 20, ge=1 << 20, description="bytes of a segment, or a text; default 64MiB"
+    )
+    policy: Literal["learned", "everything"] = Field(
+        default="learned",
+        description="what is written and kept: learned, by the uses expected; or everything, and what was used longest "
+        "ago goes first (docs/medium-policies.md)",
     )
 
 

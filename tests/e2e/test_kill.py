@@ -12,7 +12,9 @@ from meshfusion.dpu.pool import inspect_pool
 from tests.e2e.damage import damaged_chunks
 from tests.e2e.harness import CHUNK_TOKENS, Engines, Reference, assert_same, embedded, make_prompt
 
-POOL = {"size": "40MiB", "segment_size": "4MiB"}  # 9 segments of 7 chunks: less than what is written here
+# 9 segments of 7 chunks: less than what is written here. Everything, since the learned policy may decline what would
+# displace as much as it is worth, and here the newest shall be found.
+POOL = {"size": "40MiB", "segment_size": "4MiB", "policy": "everything"}
 PROMPT_TOKENS = 512
 
 
@@ -39,19 +41,15 @@ def test_killed_while_saving(engines: Engines, model: Path, tmp_path: Path, refe
     assert held["pool"]["segments_quarantined"] == 0
     # Nothing leaked: more than the pool holds can still be written, and the newest of it is served.
     assert engine.call("reset")
-    newest, declined = None, held["counts"].get("saves_declined", 0)
-    for seed in range(2000, 2018):  # 18 x 4 chunks; of a full pool the policy may decline what displaces as much
+    for seed in range(2000, 2018):  # 18 x 4 chunks
         engine.answer(make_prompt(seed, PROMPT_TOKENS))
         held = engine.settle()
-        before, declined = declined, held["counts"].get("saves_declined", 0)
-        newest = seed if declined == before else newest
     assert held["pool"]["segments_quarantined"] == 0
     assert held["pool"]["saves_stopped_reason"] == ""
     assert held["counts"].get("saves_no_space", 0) == 0
     assert held["counts"]["chunks_committed"] >= 18 * PROMPT_TOKENS // CHUNK_TOKENS
     assert engine.call("reset")
-    assert newest is not None
-    assert engine.answer(make_prompt(newest, PROMPT_TOKENS)).cached == PROMPT_TOKENS
+    assert engine.answer(make_prompt(2017, PROMPT_TOKENS)).cached == PROMPT_TOKENS
     engine.settle()
     engine.close()
     assert damaged_chunks(path) == 0

@@ -22,11 +22,12 @@ def open_service(config: ConnectorConfig) -> api.ChunkService:
 
 def _open_embedded(pool: EmbeddedPool) -> api.ChunkService:
     # The embedded form is the service itself, in this process: the one place where the host reaches past the API.
-    from meshfusion.dpu.pool import Pool
+    from meshfusion.dpu.pool import Pool, PoolOptions
     from meshfusion.dpu.pool_create import create_pool
     from meshfusion.dpu.pool_place import is_free
+    from meshfusion.dpu.pool_tending import Policy
 
     if is_free(pool.path):
         create_pool(pool.path, size_bytes=pool.size, segment_bytes=pool.segment_size)
         logger.info("made a new pool of %d bytes at %s", pool.size, pool.path)
-    return Pool.open(pool.path)
+    return Pool.open(pool.path, PoolOptions(policy=Policy(pool.policy)))

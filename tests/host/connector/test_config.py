@@ -34,11 +34,19 @@ def test_defaults() -> None:
     config = parse_connector_config(POOL)
     assert config.pool is not None
     assert config.pool.path == Path("/var/lib/meshfusion/pool")
-    assert (config.pool.size, config.pool.segment_size) == (4 << 30, 64 << 20)
+    assert (config.pool.size, config.pool.segment_size, config.pool.policy) == (4 << 30, 64 << 20, "learned")
     assert config.service is None
     assert config.on_unsupported is OnUnsupported.REFUSE
     assert config.lookup_deadline_ms == 20.0
     assert config.direct_io is True
+
+
+def test_a_pool_of_its_own_may_write_everything() -> None:
+    config = parse_connector_config({"pool": {"path": "/p", "policy": "everything"}})
+    assert config.pool is not None
+    assert config.pool.policy == "everything"
+    (problem,) = problems_of({"pool": {"path": "/p", "policy": "lru"}})
+    assert problem == "pool.policy = 'lru': must be 'learned' or 'everything'; write for example learned"
 
 
 def test_everything_set() -> None:
@@ -188,7 +196,7 @@ def test_exactly_one_of_pool_and_service(both: dict[str, Any]) -> None:
         (
             {"pool": {"path": "/p", "save_queue": 1}},
             "pool.save_queue",
-            "remove it; known here: path, size, segment_size",
+            "remove it; known here: path, size, segment_size, policy",
         ),
         ({"servce": "unix:///s"}, "servce", "did you mean service?"),
         ({"pool": {"paht": "/p"}}, "pool.paht", "did you mean pool.path?"),
