@@ -149,6 +149,9 @@ class DrivesKeeper:
     def _fold(self, look: _Look) -> None:
         sighting, sought = look.sighting, look.sought
         assert sighting is not None
+        if sighting.is_blind:
+            logger.warning("drive %d could not be looked at: %s", sought.number, sighting.problem)
+            return
         with self._mutex:
             drives, now_s, number = self._drives, self._clock(), sought.number
             if number not in drives.lives.numbers or drives.sought_as(number) != sought:
