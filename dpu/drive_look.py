@@ -47,8 +47,8 @@ _OUR_OWN: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 class Sighting:
     """``identity``: of what is there; None: nothing that could be opened. ``place``: of that. ``fault``: of a command
     that failed; ``latencies_s``: of those that did not. ``epochs``: the blocks that tell of the owner, raw; empty when
-    they cannot be read. ``problem``: what is wrong, for people. ``is_blind``: with this process, which could not look; it
-    says nothing of the drive."""
+    they cannot be read. ``problem``: what is wrong, for people. ``is_blind``: with this process, which could not
+    look; it says nothing of the drive."""
 
     identity: DriveIdentity | None
     place: Place | None = None
