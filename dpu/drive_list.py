@@ -8,13 +8,12 @@ the pool's data, so that a directory that was moved, or copied, has its own.
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from meshfusion.dpu.pool_dir import PoolLayout
-from meshfusion.dpu.pool_place import DRIVE_LIST, NEW_DRIVE_LIST, sync_directory
+from meshfusion.dpu.pool_place import DRIVE_LIST, write_durably
 from meshfusion.jbof.errors import FormatError, MediaError
 from meshfusion.jbof.pool_addresses import MAX_DRIVE_NUMBER
 
@@ -95,7 +94,7 @@ def read_drive_list(directory: Path) -> DriveList | None:
 
 def write_drive_list(directory: Path, drives: DriveList) -> None:
     """Durably, and all at once. Raises MediaError."""
-    file, new = directory / DRIVE_LIST, directory / NEW_DRIVE_LIST
+    file = directory / DRIVE_LIST
     content = {
         "version": _VERSION,
         "pool_uuid": drives.pool_uuid,
@@ -115,12 +114,7 @@ def write_drive_list(directory: Path, drives: DriveList) -> None:
         ],
     }
     try:
-        with new.open("w") as opened:
-            opened.write(json.dumps(content, indent=2) + "\n")
-            opened.flush()
-            os.fsync(opened.fileno())
-        new.rename(file)
-        sync_directory(directory)
+        write_durably(file, json.dumps(content, indent=2) + "\n")
     except OSError as error:
         raise MediaError(f"{file} cannot be written: {error}", next_step="check space and permissions there") from error
 

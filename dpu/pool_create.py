@@ -16,7 +16,15 @@ from meshfusion.dpu.index_files import create_index
 from meshfusion.dpu.owner_lock import OwnerLock, lock_data
 from meshfusion.dpu.pool_dir import PoolLayout, geometry_of, read_label_at, write_new_label
 from meshfusion.dpu.pool_drives import PoolDrives, find_drives, list_of_one, listed_drive
-from meshfusion.dpu.pool_place import CREATING, DATA_POINTER, building, check_free, own_file, sync_directory
+from meshfusion.dpu.pool_place import (
+    CREATING,
+    DATA_POINTER,
+    building,
+    check_free,
+    own_file,
+    sync_directory,
+    write_durably,
+)
 from meshfusion.dpu.pool_sizes import size_problems, usual_segment_bytes
 from meshfusion.jbof.errors import ConfigError, FormatError, MediaError, MeshFusionError, UnsupportedError
 from meshfusion.jbof.format import DATA_START_LBA, LBA_BYTES
@@ -288,7 +296,7 @@ def _build(
                 held.enter_context(lock_data(layout, file))  # whoever serves what is on it has it, too
                 check_data_path(file, size_bytes, overwrite_serial)
         if data_paths[0] is not None:
-            (layout.directory / DATA_POINTER).write_text(str(files[0]))
+            write_durably(layout.directory / DATA_POINTER, str(files[0]))
         layout.holders.mkdir(mode=0o700)
         pool_uuid = str(uuid.UUID(bytes=labels[0].pool_uuid))
         geometries = [geometry_of(label) for label in labels]

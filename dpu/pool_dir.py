@@ -15,7 +15,7 @@ from meshfusion.dpu.pool_place import (
     DRIVE_LIST,
     check_not_in_progress,
     is_free,
-    sync_directory,
+    write_durably,
 )
 from meshfusion.jbof.envelope import FormatFault, MediumFormatError
 from meshfusion.jbof.errors import FormatError, MediaError
@@ -142,8 +142,7 @@ def note_exported(layout: PoolLayout, exported_as: str) -> None:
     try:
         if layout.exported.exists() and layout.exported.read_text().strip() == exported_as:
             return
-        layout.exported.write_text(f"{exported_as}\n")
-        sync_directory(layout.directory)
+        write_durably(layout.exported, f"{exported_as}\n")
     except OSError as error:
         raise MediaError(
             f"{layout.exported} cannot be written: {error}", next_step="check space and permissions there"

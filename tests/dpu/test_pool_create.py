@@ -20,7 +20,7 @@ from meshfusion.dpu import pool_create, pool_dir
 from meshfusion.dpu.drive_list import read_drive_list
 from meshfusion.dpu.pool import Pool, create_pool, inspect_pool
 from meshfusion.dpu.pool_create import create_pool_of_drives
-from meshfusion.dpu.pool_dir import PoolLayout
+from meshfusion.dpu.pool_dir import PoolLayout, note_exported
 from meshfusion.dpu.pool_drives import WrongDriveError
 from meshfusion.dpu.pool_place import is_free
 from meshfusion.dpu.pool_sizes import size_problems, usual_segment_bytes
@@ -155,6 +155,26 @@ def blank(path: Path) -> Path:
     path.touch()
     os.truncate(path, SIZE_BYTES)
     return path
+
+
+def test_what_tells_of_the_data_is_durable_before_the_pool_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file without its content, after the power has failed, would be a damaged pool."""
+    synced: set[int] = set()
+    fsync = os.fsync
+
+    def noted(descriptor: int) -> None:
+        fsync(descriptor)
+        synced.add(os.fstat(descriptor).st_ino)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    make_pool(tmp_path / "p", blank(tmp_path / "outside"))
+    layout = PoolLayout(tmp_path / "p")
+    note_exported(layout, "nvmet")
+    for file in ("data.path", "drives", "exported"):
+        assert (tmp_path / "p" / file).stat().st_ino in synced, file
+    assert layout.data == tmp_path / "outside"
 
 
 def test_of_several_drives_all_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
