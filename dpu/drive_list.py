@@ -7,14 +7,16 @@ the pool's data, so that a directory that was moved, or copied, has its own.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import uuid
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from meshfusion.dpu.pool_dir import PoolLayout
-from meshfusion.dpu.pool_place import DRIVE_LIST, write_durably
-from meshfusion.jbof.errors import FormatError, MediaError
+from meshfusion.dpu.pool_place import CREATING, DRIVE_LIST, write_durably
+from meshfusion.jbof.errors import FormatError, MediaError, MeshFusionError
 from meshfusion.jbof.pool_addresses import MAX_DRIVE_NUMBER
 
 _VERSION: Final = 1
@@ -90,6 +92,17 @@ def read_drive_list(directory: Path) -> DriveList | None:
     if listed.only is not None and listed.only.number == 0:
         return listed.with_drive(replace(listed.only, path=PoolLayout(directory).data.absolute()))
     return listed
+
+
+def pool_of_killed_creation(directory: Path) -> bytes | None:
+    """The UUID that a pool would have had whose creation in ``directory`` was killed, and which its drives may name in
+    their labels; None where there was none, or it did not come so far."""
+    if not (directory / CREATING).is_dir() or PoolLayout(directory).index.exists():
+        return None
+    with contextlib.suppress(MeshFusionError, ValueError):
+        left = read_drive_list(directory)
+        return None if left is None else uuid.UUID(left.pool_uuid).bytes
+    return None
 
 
 def write_drive_list(directory: Path, drives: DriveList) -> None:

@@ -253,6 +253,14 @@ def write_new_label(data_path: Path, label: Label) -> None:
     write_label(data_path, label)
 
 
+def remove_new_label(data_path: Path) -> None:
+    """Of a drive that has not become a pool's after all. Raises :class:`DataFileError`."""
+    with contextlib.closing(open_data_file(data_path, writable=True, direct=DirectMode.OFF)) as data:
+        for lba in LABEL_LBAS:
+            data.write_from(lba, memoryview(bytes(LBA_BYTES)))
+        data.flush()
+
+
 def write_label(data_path: Path, label: Label) -> None:
     """Both copies, durably. Raises :class:`DataFileError`."""
     raw = encode_label(label)
@@ -277,6 +285,7 @@ __all__ = [
     "read_label_copies",
     "read_only_label",
     "recreate_step",
+    "remove_new_label",
     "step_without",
     "write_label",
     "write_new_label",
