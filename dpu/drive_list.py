@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from meshfusion.dpu.pool_dir import PoolLayout
-from meshfusion.dpu.pool_place import CREATING, DRIVE_LIST, write_durably
+from meshfusion.dpu.pool_place import CREATING, DATA_POINTER, DRIVE_LIST, own_file, sync_directory, write_durably
 from meshfusion.jbof.errors import FormatError, MediaError, MeshFusionError
 from meshfusion.jbof.pool_addresses import MAX_DRIVE_NUMBER
 
@@ -106,7 +106,8 @@ def pool_of_killed_creation(directory: Path) -> bytes | None:
 
 
 def write_drive_list(directory: Path, drives: DriveList) -> None:
-    """Durably, and all at once. Raises MediaError."""
+    """Durably, and all at once. Where drive 0 becomes the only one, its place counts as the pool's data from then on.
+    Raises MediaError, and FormatError for a pointer to the data that is damaged."""
     file = directory / DRIVE_LIST
     content = {
         "version": _VERSION,
@@ -127,9 +128,21 @@ def write_drive_list(directory: Path, drives: DriveList) -> None:
         ],
     }
     try:
+        if drives.only is not None and drives.only.number == 0:
+            _is_data(directory, drives.only.path)  # first: with several drives listed, nobody asks for it
         write_durably(file, json.dumps(content, indent=2) + "\n")
     except OSError as error:
         raise MediaError(f"{file} cannot be written: {error}", next_step="check space and permissions there") from error
+
+
+def _is_data(directory: Path, path: Path) -> None:
+    if path == PoolLayout(directory).data:
+        return
+    if path == own_file(directory, 0):
+        (directory / DATA_POINTER).unlink(missing_ok=True)
+        sync_directory(directory)
+    else:
+        write_durably(directory / DATA_POINTER, str(path))
 
 
 def _decoded(content: Any) -> DriveList:
