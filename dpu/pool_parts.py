@@ -51,8 +51,8 @@ class PoolParts:
         self.holders.start()
 
     def close(self) -> None:
-        """Once. While a target or a drive may still be at what it was asked, the pool stays owned by this process: a
-        late change must not meet another owner's."""
+        """Once, also where :meth:`start` has failed. While a target or a drive may still be at what it was asked, the
+        pool stays owned by this process: a late change must not meet another owner's."""
         taken = self.taken
         self.ticker.stop()
         self.drive_admin.close()
