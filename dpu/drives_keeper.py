@@ -97,11 +97,13 @@ class DrivesKeeper:
         """Look now."""
         self._wake.set()
 
-    def close(self) -> None:
+    def close(self, deadline_s: float) -> bool:
+        """False: it is still taking a drive back, or emptying one."""
         self._is_stopped = True
         self._wake.set()
         if self._thread.is_alive():
-            self._thread.join()
+            self._thread.join(deadline_s)
+        return not self._thread.is_alive()
 
     def _run(self) -> None:
         while not self._is_stopped:
