@@ -8,7 +8,9 @@ import shlex
 from pathlib import Path
 from typing import NamedTuple
 
-from meshfusion.dpu.pool_create import check_data_paths, planned_geometry
+from meshfusion.dpu.blank_drives import check_data_paths
+from meshfusion.dpu.drive_list import pool_of_killed_creation
+from meshfusion.dpu.pool_create import planned_geometry
 from meshfusion.dpu.pool_dir import PoolLayout
 from meshfusion.dpu.pool_drives import find_drives
 from meshfusion.dpu.pool_inspect import inspect_pool, is_owned, open_for_reading
@@ -85,7 +87,7 @@ def room_problem(pool: NewPool) -> PoolProblem | None:
     """Why the data of a new pool would find no room; the place itself is known to be usable."""
     if pool.data_paths:
         try:
-            check_data_paths(pool.data_paths, pool.size_bytes)
+            check_data_paths(pool.data_paths, pool.size_bytes, left_by=pool_of_killed_creation(pool.path))
         except MeshFusionError as error:
             return PoolProblem("data_path", error.message, as_fix(error.next_step))
         return None

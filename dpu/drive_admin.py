@@ -48,11 +48,14 @@ class ServedDriveAdmin:
         self._clock, self._look_again = clock, look_again
         self._is_closed = False
 
-    def close(self) -> None:
-        """No change begins any more. What is under way ends first: a late one must not meet another owner's."""
+    def close(self, deadline_s: float) -> bool:
+        """No change begins any more. What is under way ends first; False: it has not, and must not meet another
+        owner's."""
         self._is_closed = True
-        with self._changes:
-            pass
+        has_ended = self._changes.acquire(timeout=deadline_s)
+        if has_ended:
+            self._changes.release()
+        return has_ended
 
     def drives(self, *, deadline_s: float) -> tuple[DriveStatus, ...]:
         with self._mutex:

@@ -7,15 +7,16 @@ the pool's data, so that a directory that was moved, or copied, has its own.
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
+import uuid
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from meshfusion.dpu.pool_dir import PoolLayout
-from meshfusion.dpu.pool_place import DRIVE_LIST, NEW_DRIVE_LIST, sync_directory
-from meshfusion.jbof.errors import FormatError, MediaError
+from meshfusion.dpu.pool_place import CREATING, DATA_POINTER, DRIVE_LIST, own_file, sync_directory, write_durably
+from meshfusion.jbof.errors import FormatError, MediaError, MeshFusionError
 from meshfusion.jbof.pool_addresses import MAX_DRIVE_NUMBER
 
 _VERSION: Final = 1
@@ -93,9 +94,21 @@ def read_drive_list(directory: Path) -> DriveList | None:
     return listed
 
 
+def pool_of_killed_creation(directory: Path) -> bytes | None:
+    """The UUID that a pool would have had whose creation in ``directory`` was killed, and which its drives may name in
+    their labels; None where there was none, or it did not come so far."""
+    if not (directory / CREATING).is_dir() or PoolLayout(directory).index.exists():
+        return None
+    with contextlib.suppress(MeshFusionError, ValueError):
+        left = read_drive_list(directory)
+        return None if left is None else uuid.UUID(left.pool_uuid).bytes
+    return None
+
+
 def write_drive_list(directory: Path, drives: DriveList) -> None:
-    """Durably, and all at once. Raises MediaError."""
-    file, new = directory / DRIVE_LIST, directory / NEW_DRIVE_LIST
+    """Durably, and all at once. Where drive 0 becomes the only one, its place counts as the pool's data from then on.
+    Raises MediaError, and FormatError for a pointer to the data that is damaged."""
+    file = directory / DRIVE_LIST
     content = {
         "version": _VERSION,
         "pool_uuid": drives.pool_uuid,
@@ -115,14 +128,21 @@ def write_drive_list(directory: Path, drives: DriveList) -> None:
         ],
     }
     try:
-        with new.open("w") as opened:
-            opened.write(json.dumps(content, indent=2) + "\n")
-            opened.flush()
-            os.fsync(opened.fileno())
-        new.rename(file)
-        sync_directory(directory)
+        if drives.only is not None and drives.only.number == 0:
+            _is_data(directory, drives.only.path)  # first: with several drives listed, nobody asks for it
+        write_durably(file, json.dumps(content, indent=2) + "\n")
     except OSError as error:
         raise MediaError(f"{file} cannot be written: {error}", next_step="check space and permissions there") from error
+
+
+def _is_data(directory: Path, path: Path) -> None:
+    if path == PoolLayout(directory).data:
+        return
+    if path == own_file(directory, 0):
+        (directory / DATA_POINTER).unlink(missing_ok=True)
+        sync_directory(directory)
+    else:
+        write_durably(directory / DATA_POINTER, str(path))
 
 
 def _decoded(content: Any) -> DriveList:

@@ -39,13 +39,16 @@ _FAULTS_OF_ERRNO: Final = {
     errno.ETIMEDOUT: Fault.TIMEOUT,
     RESERVATION_CONFLICT: Fault.CONFLICT,
 }
+# Of this process or machine, not of a drive: callers over the network can use its descriptors up.
+_OUR_OWN: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
     """``identity``: of what is there; None: nothing that could be opened. ``place``: of that. ``fault``: of a command
     that failed; ``latencies_s``: of those that did not. ``epochs``: the blocks that tell of the owner, raw; empty when
-    they cannot be read. ``problem``: what is wrong, for people."""
+    they cannot be read. ``problem``: what is wrong, for people. ``is_blind``: with this process, which could not
+    look; it says nothing of the drive."""
 
     identity: DriveIdentity | None
     place: Place | None = None
@@ -53,6 +56,7 @@ class Sighting:
     epochs: tuple[bytes, ...] = ()
     fault: Fault | None = None
     problem: str = ""
+    is_blind: bool = False
 
 
 def fault_of(error: MediaError) -> Fault:
@@ -69,7 +73,7 @@ def look_at(path: Path, expected: Label | None, lbas: Sequence[int]) -> Sighting
     try:
         data = open_data_file(path, writable=False, direct=DirectMode.AUTO)
     except DataFileError as error:
-        return Sighting(None, problem=error.message)
+        return Sighting(None, problem=error.message, is_blind=error.errno in _OUR_OWN)
     with contextlib.closing(data):
         place = data.place
         try:
@@ -80,7 +84,7 @@ def look_at(path: Path, expected: Label | None, lbas: Sequence[int]) -> Sighting
             return _failed(place, expected, error)
         problem = _other(path, data, label)
         if problem:
-            return Sighting(None, place, problem=problem)
+            return Sighting(None, place, problem=problem, is_blind=not _can_open_files())
         identity = label_identity(label.drive_uuid)
         try:
             epochs = tuple(_block(data, lba) for lba in OWNER_LBAS)
@@ -97,6 +101,15 @@ def _other(path: Path, data: DataFile, label: Label) -> str:
         return f"{path} is the drive {found or 'without a serial'!r} with the label of {label.drive_name!r}"
     needed_bytes = label.end_lba * label.lba_bytes
     return f"{path} is cut short: {data.size_bytes} bytes of {needed_bytes}" if data.size_bytes < needed_bytes else ""
+
+
+def _can_open_files() -> bool:
+    """Without, no drive has a name."""
+    try:
+        os.close(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+    except OSError as error:
+        return error.errno not in _OUR_OWN
+    return True
 
 
 def _failed(place: Place, expected: Label | None, error: MediaError) -> Sighting:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
-import os
 import secrets
 import uuid
 from collections.abc import Callable, Collection
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from meshfusion.dpu.pool_dir import PoolLayout
-from meshfusion.dpu.pool_place import sync_directory
+from meshfusion.dpu.pool_place import write_durably
 from meshfusion.jbof.drives import ownership
 from meshfusion.jbof.drives.ownership import DriveOwnedError, OwnerRecords, Ownership
 from meshfusion.jbof.drives.reservation import Reservations
@@ -174,13 +173,7 @@ def _directory_id(layout: PoolLayout) -> uuid.UUID:
         with contextlib.suppress(FileNotFoundError, ValueError):
             return uuid.UUID(file.read_text().strip())
         new = uuid.uuid4()
-        part = layout.directory / f".{SERVICE_ID}.new"
-        with part.open("w") as opened:
-            opened.write(f"{new}\n")
-            opened.flush()
-            os.fsync(opened.fileno())
-        part.rename(file)
-        sync_directory(layout.directory)
+        write_durably(file, f"{new}\n")
     except OSError as error:
         raise MediaError(f"{file} cannot be made: {error}", next_step="check space and permissions there") from error
     return new

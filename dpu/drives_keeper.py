@@ -97,11 +97,13 @@ class DrivesKeeper:
         """Look now."""
         self._wake.set()
 
-    def close(self) -> None:
+    def close(self, deadline_s: float) -> bool:
+        """False: it is still taking a drive back, or emptying one."""
         self._is_stopped = True
         self._wake.set()
         if self._thread.is_alive():
-            self._thread.join()
+            self._thread.join(deadline_s)
+        return not self._thread.is_alive()
 
     def _run(self) -> None:
         while not self._is_stopped:
@@ -149,6 +151,9 @@ class DrivesKeeper:
     def _fold(self, look: _Look) -> None:
         sighting, sought = look.sighting, look.sought
         assert sighting is not None
+        if sighting.is_blind:
+            logger.warning("drive %d could not be looked at: %s", sought.number, sighting.problem)
+            return
         with self._mutex:
             drives, now_s, number = self._drives, self._clock(), sought.number
             if number not in drives.lives.numbers or drives.sought_as(number) != sought:

@@ -82,10 +82,13 @@ class Pool:
         with contextlib.ExitStack() as opened:
             taken = take_pool(PoolLayout(path.absolute()), taking, opened)
             parts = wire(taken, drive_options or DriveOptions(), damaged)
+            opened.pop_all()  # the parts give it back, after their threads have ended
+        try:
             parts.start()
-            pool = cls(parts)
-            opened.pop_all()
-        return pool
+        except BaseException:
+            parts.close()
+            raise
+        return cls(parts)
 
     # ---- ChunkService --------------------------------------------------------------------------------------------
 

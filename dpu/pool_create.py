@@ -5,25 +5,33 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import shlex
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from meshfusion.dpu.drive_list import DriveList, read_drive_list, write_drive_list
+from meshfusion.dpu.blank_drives import check_data_path, check_data_paths, check_exists
+from meshfusion.dpu.drive_list import DriveList, pool_of_killed_creation, read_drive_list, write_drive_list
 from meshfusion.dpu.index_files import create_index
 from meshfusion.dpu.owner_lock import OwnerLock, lock_data
-from meshfusion.dpu.pool_dir import PoolLayout, geometry_of, read_label_at, write_new_label
+from meshfusion.dpu.pool_dir import PoolLayout, geometry_of, remove_new_label, write_new_label
 from meshfusion.dpu.pool_drives import PoolDrives, find_drives, list_of_one, listed_drive
-from meshfusion.dpu.pool_place import CREATING, DATA_POINTER, building, check_free, own_file, sync_directory
+from meshfusion.dpu.pool_place import (
+    CREATING,
+    DATA_POINTER,
+    building,
+    check_free,
+    own_file,
+    sync_directory,
+    write_durably,
+)
 from meshfusion.dpu.pool_sizes import size_problems, usual_segment_bytes
-from meshfusion.jbof.errors import ConfigError, FormatError, MediaError, MeshFusionError, UnsupportedError
+from meshfusion.jbof.errors import ConfigError, MediaError, MeshFusionError, UnsupportedError
 from meshfusion.jbof.format import DATA_START_LBA, LBA_BYTES
 from meshfusion.jbof.label import Label
 from meshfusion.jbof.media.drive_facts import alignment_bytes, drive_name
 from meshfusion.jbof.media.faults import DataFileError
-from meshfusion.jbof.media.file import DirectMode, create_data_file, open_data_file
+from meshfusion.jbof.media.file import create_data_file
 from meshfusion.jbof.pool_addresses import MAX_DRIVE_NUMBER
 from meshfusion.jbof.segment_geometry import SegmentGeometry
 from meshfusion.jbof.sizes import format_size
@@ -77,14 +85,15 @@ def create_pool_of_drives(
     named = [data_path for data_path in data_paths if data_path is not None]
     try:
         _check_place(path)
-        check_data_paths(named, size_bytes, overwrite_serial)
+        left_by = pool_of_killed_creation(path)
+        check_data_paths(named, size_bytes, overwrite_serial, left_by)
         pool_uuid = uuid.uuid4().bytes
         labels = tuple(
             _new_label(pool_uuid, number, size_bytes, segment_bytes, data_path)
             for number, data_path in enumerate(data_paths)
         )
         with building(path):
-            _build(PoolLayout(path), labels, size_bytes, data_paths, overwrite_serial)
+            _build(PoolLayout(path), labels, size_bytes, data_paths, overwrite_serial, left_by)
     except DataFileError as error:
         if error.errno != errno.EFBIG:
             raise
@@ -168,64 +177,7 @@ def planned_geometry(drive_number: int, size_bytes: int, segment_bytes: int, dat
     return geometry_of(_new_label(bytes(range(16)), drive_number, whole_bytes, segment_bytes, data_path))
 
 
-def check_data_paths(data_paths: Sequence[Path], size_bytes: int, overwrite_serial: str | None = None) -> None:
-    """Can these become the drives of a new pool, ``size_bytes`` of each? Raises what :func:`create_pool_of_drives`
-    would."""
-    if len(data_paths) > MAX_DRIVE_NUMBER + 1:
-        raise ConfigError(
-            f"{len(data_paths)} drives are more than the {MAX_DRIVE_NUMBER + 1} that a pool can have",
-            next_step="name fewer, and make another pool of the others",
-        )
-    for i, data_path in enumerate(data_paths):
-        check_exists(data_path)
-        if any(data_path.samefile(other) for other in data_paths[:i]):
-            raise ConfigError(f"{data_path} is named twice", next_step="name each drive once")
-        check_data_path(data_path, size_bytes - size_bytes % LBA_BYTES, overwrite_serial)
-
-
-def check_exists(data_path: Path) -> None:
-    if not data_path.exists():
-        raise ConfigError(
-            f"the data path {data_path} does not exist: it must name an existing file or block device",
-            next_step="correct it, or leave it out to keep the data in the pool's directory",
-        )
-
-
-def check_data_path(data_path: Path, size_bytes: int, overwrite_serial: str | None = None) -> None:
-    """Can the file or device ``data_path`` become the data of a new pool? Raises what :func:`create_pool` would."""
-    serial = drive_name(data_path) or data_path.name
-    if overwrite_serial not in (None, serial):
-        raise ConfigError(
-            f"{data_path} is {serial!r}, not {overwrite_serial!r}: nothing was overwritten",
-            next_step="name the drive that is meant, by its path and its serial",
-        )
-    with contextlib.closing(open_data_file(data_path, writable=True, direct=DirectMode.AUTO)) as data:
-        if data.size_bytes < size_bytes:
-            raise ConfigError(
-                f"{data_path} has {data.size_bytes} bytes, the pool wants {size_bytes}",
-                next_step="lower --size or use a larger device",
-            )
-        # Where labels and their like go: some file systems begin well behind the first blocks.
-        head = bytearray(min(DATA_START_LBA * LBA_BYTES, data.size_bytes // LBA_BYTES * LBA_BYTES))
-        with contextlib.closing(open_data_file(data_path, writable=False, direct=DirectMode.OFF)) as reader:
-            reader.read_into(0, memoryview(head))
-    if any(head) and overwrite_serial is None:
-        raise FormatError(
-            f"{data_path} is not blank: {_what_is_on(data_path)}",
-            next_step="make sure it is the right device and that nobody needs what is on it, then overwrite it: "
-            f"mfctl pool create or jbof add with --force --serial {shlex.quote(serial)}",
-        )
-
-
 # ---- inside ------------------------------------------------------------------------------------------------------
-
-
-def _what_is_on(data_path: Path) -> str:
-    try:
-        label, _ = read_label_at(data_path, "")
-    except MeshFusionError:
-        return "something has been written at its start"
-    return f"it is drive {label.drive_number} of pool {uuid.UUID(bytes=label.pool_uuid)}"
 
 
 def _check_place(path: Path) -> None:
@@ -276,8 +228,10 @@ def _build(
     size_bytes: int,
     data_paths: Sequence[Path | None],
     overwrite_serial: str | None,
+    left_by: bytes | None,
 ) -> None:
-    """All parts; the index comes to its place last and at once, and without an index this is no pool."""
+    """All parts; the index comes to its place last and at once, and without an index this is no pool. Before that no
+    label is on a drive that the list does not name."""
     index = layout.directory / CREATING / "index"
     files = [own_file(layout.directory, i) if named is None else named.absolute() for i, named in enumerate(data_paths)]
     with contextlib.ExitStack() as held:
@@ -286,18 +240,31 @@ def _build(
                 create_data_file(file, size_bytes)
             else:
                 held.enter_context(lock_data(layout, file))  # whoever serves what is on it has it, too
-                check_data_path(file, size_bytes, overwrite_serial)
+                check_data_path(file, size_bytes, overwrite_serial, left_by)
         if data_paths[0] is not None:
-            (layout.directory / DATA_POINTER).write_text(str(files[0]))
+            write_durably(layout.directory / DATA_POINTER, str(files[0]))
         layout.holders.mkdir(mode=0o700)
         pool_uuid = str(uuid.UUID(bytes=labels[0].pool_uuid))
         geometries = [geometry_of(label) for label in labels]
         create_index(index, pool_uuid, sum(geometry.capacity_bytes for geometry in geometries))
         sync_directory(index)
-        for file, label in zip(files, labels, strict=True):
-            write_new_label(file, label)
         listed = tuple(listed_drive(label, file) for file, label in zip(files, labels, strict=True))
         write_drive_list(layout.directory, DriveList(pool_uuid, geometries[0].segment_bytes, len(listed), listed))
+        labelled: list[Path] = []
+        try:
+            for file, label in zip(files, labels, strict=True):
+                labelled.append(file)
+                write_new_label(file, label)
+            sync_directory(layout.directory)
+            index.rename(layout.index)
+        except BaseException:
+            _remove_labels(labelled)
+            raise
         sync_directory(layout.directory)
-        index.rename(layout.index)
-        sync_directory(layout.directory)
+
+
+def _remove_labels(drives: Iterable[Path]) -> None:
+    """As far as they let themselves: whoever creates the next pool on them is told of what is left."""
+    for drive in drives:
+        with contextlib.suppress(MeshFusionError):
+            remove_new_label(drive)

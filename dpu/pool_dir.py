@@ -15,7 +15,7 @@ from meshfusion.dpu.pool_place import (
     DRIVE_LIST,
     check_not_in_progress,
     is_free,
-    sync_directory,
+    write_durably,
 )
 from meshfusion.jbof.envelope import FormatFault, MediumFormatError
 from meshfusion.jbof.errors import FormatError, MediaError
@@ -142,8 +142,7 @@ def note_exported(layout: PoolLayout, exported_as: str) -> None:
     try:
         if layout.exported.exists() and layout.exported.read_text().strip() == exported_as:
             return
-        layout.exported.write_text(f"{exported_as}\n")
-        sync_directory(layout.directory)
+        write_durably(layout.exported, f"{exported_as}\n")
     except OSError as error:
         raise MediaError(
             f"{layout.exported} cannot be written: {error}", next_step="check space and permissions there"
@@ -254,6 +253,14 @@ def write_new_label(data_path: Path, label: Label) -> None:
     write_label(data_path, label)
 
 
+def remove_new_label(data_path: Path) -> None:
+    """Of a drive that has not become a pool's after all. Raises :class:`DataFileError`."""
+    with contextlib.closing(open_data_file(data_path, writable=True, direct=DirectMode.OFF)) as data:
+        for lba in LABEL_LBAS:
+            data.write_from(lba, memoryview(bytes(LBA_BYTES)))
+        data.flush()
+
+
 def write_label(data_path: Path, label: Label) -> None:
     """Both copies, durably. Raises :class:`DataFileError`."""
     raw = encode_label(label)
@@ -278,6 +285,7 @@ __all__ = [
     "read_label_copies",
     "read_only_label",
     "recreate_step",
+    "remove_new_label",
     "step_without",
     "write_label",
     "write_new_label",

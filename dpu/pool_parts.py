@@ -6,8 +6,10 @@ import contextlib
 import logging
 import random
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 from meshfusion.dpu.chunk_mover import ChunkMover
 from meshfusion.dpu.drive_admin import ServedDriveAdmin
@@ -26,6 +28,9 @@ from meshfusion.dpu.tidier import Tidier
 from meshfusion.jbof.errors import FormatError, MeshFusionError
 
 logger = logging.getLogger("meshfusion.pool")
+
+CLOSE_S: Final = 5.0
+"""A drive that hangs holds up the end of the service no longer than that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +56,11 @@ class PoolParts:
         self.holders.start()
 
     def close(self) -> None:
-        """Once. While a target or a drive may still be at what it was asked, the pool stays owned by this process: a
-        late change must not meet another owner's."""
+        """Once, also where :meth:`start` has failed. While a target or a drive may still be at what it was asked, the
+        pool stays owned by this process: a late change must not meet another owner's."""
         taken = self.taken
         self.ticker.stop()
-        self.drive_admin.close()
-        self.drives_keeper.close()
-        self.tidier.close()
+        busy = self._busy_after(CLOSE_S)
         is_quiet = self.holders.close()
         self.ticker.join()
         taken.proof.close()
@@ -66,13 +69,23 @@ class PoolParts:
         late = self.drives.answers.late
         taken.owners.close(late)
         self.drives.close()
-        taken.index.close()
-        if is_quiet and not late:
+        if not busy:  # else it may be used yet
+            taken.index.close()
+        silent = [*busy, *([] if is_quiet else ["the target"]), *(f"drive {number}" for number in sorted(late))]
+        if not silent:
             taken.owner.release()
-            return
-        silent = [*([] if is_quiet else ["the target"]), *(f"drive {number}" for number in sorted(late))]
         for name in silent:
             logger.error("%s has not answered: the pool is another's to open when this process has ended", name)
+
+    def _busy_after(self, deadline_s: float) -> list[str]:
+        """What waits for a drive all the same: nothing new begins there."""
+        end_s = time.monotonic() + deadline_s
+        closing = {
+            "a change of drives": self.drive_admin.close,
+            "the watch over the drives": self.drives_keeper.close,
+            "a segment that is made ready": self.tidier.close,
+        }
+        return [what for what, close in closing.items() if not close(max(0.0, end_s - time.monotonic()))]
 
     def _note_budgets(self) -> None:
         """What came back to them since the last opening, too. Best effort: without it a restart begins with less."""

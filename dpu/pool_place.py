@@ -14,10 +14,11 @@ from pathlib import Path
 from meshfusion.jbof.errors import ConfigError, PoolBusyError
 
 DATA_POINTER = "data.path"  # present when the data lies outside the pool directory (a block device)
-DRIVE_LIST, NEW_DRIVE_LIST = "drives", ".drives.new"  # see drive_list.py
+DRIVE_LIST = "drives"  # see drive_list.py
 CREATING = ".creating"  # the creator's lock and the index to be; present only while a pool is being made
 # Made before the index.
-_PARTS = re.compile(rf"data(\.\d+)?|{re.escape(DATA_POINTER)}|holders|{DRIVE_LIST}|{re.escape(NEW_DRIVE_LIST)}")
+_TEXTS = rf"{re.escape(DATA_POINTER)}|{DRIVE_LIST}"
+_PARTS = re.compile(rf"data(\.\d+)?|holders|{_TEXTS}|\.({_TEXTS})\.new")
 
 
 def own_file(path: Path, drive_number: int) -> Path:
@@ -125,6 +126,17 @@ def sync_directory(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def write_durably(file: Path, text: str) -> None:
+    """All of it, or what was there before, also when the power fails. Raises OSError."""
+    part = file.with_name(f".{file.name}.new")
+    with part.open("w") as opened:
+        opened.write(text)
+        opened.flush()
+        os.fsync(opened.fileno())
+    part.rename(file)
+    sync_directory(file.parent)
 
 
 # ---- inside ------------------------------------------------------------------------------------------------------

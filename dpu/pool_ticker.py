@@ -43,7 +43,8 @@ class Ticker:
         self._stop.set()
 
     def join(self) -> None:
-        self._thread.join()
+        if self._thread.is_alive():
+            self._thread.join()
 
     def _loop(self) -> None:
         while not self._stop.wait(TICK_S):

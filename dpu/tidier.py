@@ -49,11 +49,12 @@ class Tidier:
     def start(self) -> None:
         self._thread.start()
 
-    def close(self) -> None:
-        """After the segment that it is at."""
+    def close(self, deadline_s: float) -> bool:
+        """After the segment that it is at. False: it is still at that."""
         self._stop.set()
         if self._thread.is_alive():
-            self._thread.join()
+            self._thread.join(deadline_s)
+        return not self._thread.is_alive()
 
     def _run(self) -> None:
         while not self._stop.wait(INTERVAL_S):

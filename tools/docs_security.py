@@ -115,10 +115,10 @@ counts when the service is started again.
 Every call marked in the table above leaves two JSON lines in `audit.path`, by default `audit.log` in the pool's
 directory (mode 0600): one before it begins (`"outcome": "begun"`), with its arguments, and one when it has ended,
 with `ok` or the kind of the error and `duration_ms`; `call` joins them. Each is on the disk before anything goes on.
-When the first cannot be written, the call is refused and nothing is done; lookups and saves go on. On another disk
-than the pool's, a full pool disk cannot keep an operator from adding a drive. Files that are moved away are begun
-anew, so logrotate needs no signal. Calls of nobody who is known are only counted and logged. `mfctl audit show FILE`
-reads it.
+When the first cannot be written, the call is refused and nothing is done; lookups and saves go on. So it is while the
+disk leaves a record before unanswered for 2 s. On another disk than the pool's, a full pool disk cannot keep an
+operator from adding a drive. Files that are moved away are begun anew, so logrotate needs no signal. Calls of nobody
+who is known are only counted and logged. `mfctl audit show FILE` reads it.
 
 ## The service of a machine
 

@@ -6,6 +6,7 @@ process that dies in the middle leaves it as the last word. ``call`` joins them.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import logging
@@ -14,7 +15,7 @@ import stat
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,6 +28,8 @@ log = logging.getLogger("meshfusion.security")
 
 BEGUN: Final = "begun"
 FILE_NAME: Final = "audit.log"  # in the pool's directory, when nothing else is configured
+DEADLINE_S: Final = 2.0
+"""A disk that has not answered for so long gets no more calls: each would keep a thread that lookups need (rule 8)."""
 _MAX_VALUE_CHARS: Final = 1_000
 _SECRETS: Final = frozenset({"handoff_token", "host_key", "token", "key"})
 
@@ -41,6 +44,7 @@ class AuditLog:
         self.path = path
         self._wall_s = wall_s
         self._lock = threading.Lock()
+        self._in_use_since_s: float | None = None
         self._descriptor: int | None = None
         self._is_failing = False
 
@@ -58,14 +62,14 @@ class AuditLog:
 
     def probe(self) -> None:
         """Make the file now rather than at the first record, so that trouble is told at the start, in the log."""
-        with self._lock:
-            try:
+        try:
+            with self._using():
                 self._open()
-            except OSError as error:
-                self._tell(error)
+        except OSError as error:
+            self._tell(error)
 
     def close(self) -> None:
-        with self._lock:
+        with contextlib.suppress(TimeoutError), self._using():  # else the process' end closes it
             self._drop()
 
     def _record(self, entry: str, caller: Caller, outcome: str, **more: Any) -> dict[str, Any]:
@@ -83,20 +87,39 @@ class AuditLog:
 
     def _write(self, record: dict[str, Any], done: str) -> None:
         line = json.dumps(record).encode() + b"\n"
-        with self._lock:
-            try:
-                descriptor = self._open()
-                _append(descriptor, line)
-            except OSError as error:
-                self._drop()  # so that the next one looks at it anew
-                self._tell(error)
-                raise MediaError(
-                    f"the audit log {self.path} cannot be written ({error.strerror}); {done}",
-                    next_step="Make room and writable what the service's audit.path names; lookups go on meanwhile.",
-                ) from error
-            if self._is_failing:
-                log.warning("the audit log %s is written again", self.path)
-                self._is_failing = False
+        try:
+            with self._using():
+                self._put(line)
+        except OSError as error:
+            self._tell(error)
+            raise MediaError(
+                f"the audit log {self.path} cannot be written ({error.strerror}); {done}",
+                next_step="Make room and writable what the service's audit.path names; lookups go on meanwhile.",
+            ) from error
+
+    def _put(self, line: bytes) -> None:
+        try:
+            _append(self._open(), line)
+        except OSError:
+            self._drop()  # so that the next one looks at it anew
+            raise
+        if self._is_failing:
+            log.warning("the audit log %s is written again", self.path)
+            self._is_failing = False
+
+    @contextlib.contextmanager
+    def _using(self) -> Iterator[None]:
+        """One at a time. Raises TimeoutError when the one before is at it for :data:`DEADLINE_S`."""
+        since_s = self._in_use_since_s
+        used_s = 0.0 if since_s is None else time.monotonic() - since_s
+        if not self._lock.acquire(timeout=max(0.0, DEADLINE_S - used_s)):
+            raise TimeoutError(errno.ETIMEDOUT, "its disk does not answer")
+        try:
+            self._in_use_since_s = time.monotonic()
+            yield
+        finally:
+            self._in_use_since_s = None
+            self._lock.release()
 
     def _tell(self, error: OSError) -> None:
         if not self._is_failing:

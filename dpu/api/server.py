@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Final
 
 import grpc
 from google.protobuf.message import DecodeError, Message
@@ -36,6 +36,8 @@ MAX_DEADLINE_S = 60.0
 # caller never learns of, it cannot give back.
 ARRIVAL_MARGIN_S = 0.001
 CONNECTION_AGE_S = 3600.0
+# They wait for no drive and no target, and have threads of their own: all others may be held up by calls that do.
+ANSWERED_AT_ONCE: Final = frozenset({"Match", "Release", "Abort", "Heartbeat", "Status"})
 
 # (request, seconds left) -> reply
 Call = Callable[[Any, float], Message]
@@ -46,15 +48,16 @@ Undo = Callable[[Any, Any], None]
 class RunningServer:
     """A server that answers until :meth:`stop`. ``address`` is what clients connect to."""
 
-    def __init__(self, server: grpc.Server, executor: ThreadPoolExecutor, address: str) -> None:
+    def __init__(self, server: grpc.Server, executors: Sequence[ThreadPoolExecutor], address: str) -> None:
         self._server = server
-        self._executor = executor
+        self._executors = executors
         self.address = address
 
     def stop(self, grace_s: float = 5.0) -> None:
         """Refuse new calls, let running ones finish for at most ``grace_s`` seconds, then cut them off."""
         self._server.stop(grace_s).wait(grace_s + 1.0)
-        self._executor.shutdown(wait=False, cancel_futures=True)
+        for executor in self._executors:
+            executor.shutdown(wait=False, cancel_futures=True)
 
 
 def serve(
@@ -68,18 +71,20 @@ def serve(
     observer: CallObserver | None = None,
     events: WatchedEvents | None = None,
     thread_count: int = 32,
+    lookup_thread_count: int = 8,
     max_concurrent_calls: int = 256,
 ) -> RunningServer:
     """Start serving ``service``, and ``admin`` and ``events`` to operators, at ``listen`` (``unix:///path`` or
     ``host:port``) and return at once. ``observer`` sees each call.
 
-    Writers' calls wait for the index to be synced, so there are more threads than could compute at once: a lookup
-    must find a free one. More than ``max_concurrent_calls`` are refused with RESOURCE_EXHAUSTED. ``service`` must
-    allow calls from several threads; it is not closed by the server. ``guard``: without one, everybody who can connect
-    may make every call, and nothing is recorded. ``connection_age_s``: connections over TLS are made anew after that.
+    Writers' calls wait for the index to be synced, so there are more threads than could compute at once, and others for
+    lookups and the like. More than ``max_concurrent_calls`` are refused with RESOURCE_EXHAUSTED. ``service`` must allow
+    calls from several threads; it is not closed by the server. ``guard``: without one, everybody who can connect may
+    make every call, and nothing is recorded. ``connection_age_s``: connections over TLS are made anew after that.
     Raises :class:`~meshfusion.jbof.errors.ConfigError` when the address cannot be listened on.
     """
     executor = ThreadPoolExecutor(thread_count, thread_name_prefix="chunk-service")
+    lookups = ThreadPoolExecutor(lookup_thread_count, thread_name_prefix="chunk-lookup")
     server = grpc.server(
         executor,
         maximum_concurrent_rpcs=max_concurrent_calls,
@@ -94,9 +99,9 @@ def serve(
     guard = guard or Guard()
     undos: dict[str, Undo] = {"Match": _undo_match(service), "Reserve": _undo_reserve(service)}
     observer = observer or NobodyWatches()
-    served = {SERVICE_NAME: _handlers("ChunkService", _calls(service, guard), undos, guard, observer)}
+    served = {SERVICE_NAME: _handlers("ChunkService", _calls(service, guard), undos, guard, observer, lookups)}
     if admin is not None:
-        served[ADMIN_NAME] = _handlers("DriveAdmin", _admin_calls(admin), {}, guard, observer)
+        served[ADMIN_NAME] = _handlers("DriveAdmin", _admin_calls(admin), {}, guard, observer, lookups)
     server.add_generic_rpc_handlers(
         tuple(grpc.method_handlers_generic_handler(name, handlers) for name, handlers in served.items())
     )
@@ -110,7 +115,7 @@ def serve(
         log.info("serving on %s, mode 0600", bound)
     else:
         log.info("serving on %s%s", bound, "" if tls is None else ", TLS")
-    return RunningServer(server, executor, str(bound))
+    return RunningServer(server, (executor, lookups), str(bound))
 
 
 def _ageing(age_s: float) -> tuple[tuple[str, int], ...]:
@@ -123,20 +128,24 @@ def _ageing(age_s: float) -> tuple[tuple[str, int], ...]:
 
 
 def _handlers(
-    service: str, calls: dict[str, Call], undos: dict[str, Undo], guard: Guard, observer: CallObserver
+    service: str,
+    calls: dict[str, Call],
+    undos: dict[str, Undo],
+    guard: Guard,
+    observer: CallObserver,
+    lookups: ThreadPoolExecutor,
 ) -> dict[str, grpc.RpcMethodHandler[bytes, bytes]]:
-    """``service``: its name in the proto file."""
+    """``service``: its name in the proto file. ``lookups``: threads for what is answered at once."""
     methods = pb.DESCRIPTOR.services_by_name[service].methods
     assert {m.name for m in methods} == calls.keys(), "the proto file and the server disagree about the calls"
-    return {
-        m.name: grpc.unary_unary_rpc_method_handler(
-            observer.watch(
-                m.name,
-                _handler(service, m.name, GetMessageClass(m.input_type), calls[m.name], undos.get(m.name), guard),
-            )
-        )
-        for m in methods
-    }
+    handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {}
+    for m in methods:
+        bare = _handler(service, m.name, GetMessageClass(m.input_type), calls[m.name], undos.get(m.name), guard)
+        handle = observer.watch(m.name, bare)
+        if m.name in ANSWERED_AT_ONCE:
+            handle.experimental_thread_pool = lookups  # type: ignore[attr-defined]  # gRPC looks for it there
+        handlers[m.name] = grpc.unary_unary_rpc_method_handler(handle)
+    return handlers
 
 
 def _admin_calls(admin: DriveAdmin) -> dict[str, Call]:

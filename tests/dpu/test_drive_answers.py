@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from meshfusion.dpu import pool_parts, tidier
 from meshfusion.dpu.api.drive_types import DriveStatus, RemoveDriveRequest
 from meshfusion.dpu.api.types import ReserveOutcome
+from meshfusion.dpu.chunk_mover import ChunkMover
 from meshfusion.dpu.drive_answers import DriveAnswers, HangingDriveError
 from meshfusion.dpu.pool import Pool, PoolOptions, check_pool
 from meshfusion.dpu.pool_create import create_pool_of_drives
@@ -208,6 +210,39 @@ def test_the_service_ends_and_keeps_others_off(path: Path, monkeypatch: pytest.M
         Pool.open(path)
     drive.may_go.set()
     until(lambda: not pool._drives.answers.late, what="for its answer")
+    pool._parts.taken.owner.release()  # as its process' end would
+    os.close(holder.lock)
+    with Pool.open(path) as again:
+        assert again.status(deadline_s=1).segment_count > 0
+
+
+def test_the_service_ends_while_a_chunk_that_is_moved_hangs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does a change of drives, or the return of one, hold up the end."""
+    monkeypatch.setattr(pool_parts, "CLOSE_S", 0.2)
+    monkeypatch.setattr(tidier, "DURABLE_S", 0.2)
+    pool = Pool.open(path, replace(EVERYTHING, free_fraction=0.9), drive_options=replace(FAST, check_interval_s=0.01))
+    holder = Holder(pool)
+    is_moving, may_go = threading.Event(), threading.Event()
+
+    def hang(*arguments: object) -> frozenset[bytes]:
+        is_moving.set()
+        assert may_go.wait(60)
+        return frozenset()
+
+    monkeypatch.setattr(ChunkMover, "carry_out", hang)
+    put(holder, 0, 6)
+    assert is_moving.wait(30)
+    changes = pool.drive_admin._changes
+    with changes:
+        began_s = time.monotonic()
+        pool.close()
+        assert time.monotonic() - began_s < 10.0
+    with pytest.raises(PoolBusyError):
+        Pool.open(path)
+    may_go.set()
+    pool._parts.tidier._thread.join(30)
+    assert not pool._parts.tidier._thread.is_alive()
+    pool._parts.taken.index.close()
     pool._parts.taken.owner.release()  # as its process' end would
     os.close(holder.lock)
     with Pool.open(path) as again:

@@ -17,10 +17,11 @@ from typing import Any
 import pytest
 
 from meshfusion.dpu import pool_create, pool_dir
+from meshfusion.dpu.config_pool import NewPool, room_problem
 from meshfusion.dpu.drive_list import read_drive_list
 from meshfusion.dpu.pool import Pool, create_pool, inspect_pool
 from meshfusion.dpu.pool_create import create_pool_of_drives
-from meshfusion.dpu.pool_dir import PoolLayout
+from meshfusion.dpu.pool_dir import PoolLayout, note_exported
 from meshfusion.dpu.pool_drives import WrongDriveError
 from meshfusion.dpu.pool_place import is_free
 from meshfusion.dpu.pool_sizes import size_problems, usual_segment_bytes
@@ -157,6 +158,26 @@ def blank(path: Path) -> Path:
     return path
 
 
+def test_what_tells_of_the_data_is_durable_before_the_pool_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file without its content, after the power has failed, would be a damaged pool."""
+    synced: set[int] = set()
+    fsync = os.fsync
+
+    def noted(descriptor: int) -> None:
+        fsync(descriptor)
+        synced.add(os.fstat(descriptor).st_ino)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    make_pool(tmp_path / "p", blank(tmp_path / "outside"))
+    layout = PoolLayout(tmp_path / "p")
+    note_exported(layout, "nvmet")
+    for file in ("data.path", "drives", "exported"):
+        assert (tmp_path / "p" / file).stat().st_ino in synced, file
+    assert layout.data == tmp_path / "outside"
+
+
 def test_of_several_drives_all_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last one fails, after all that is done before its label."""
     outside = blank(tmp_path / "outside")
@@ -173,14 +194,14 @@ def test_of_several_drives_all_or_none(tmp_path: Path, monkeypatch: pytest.Monke
         create_pool_of_drives(tmp_path / "p", data_paths=[None, outside, None], **kwargs)
     assert not (tmp_path / "p").exists()
     monkeypatch.undo()
-    labels = create_pool_of_drives(tmp_path / "p", data_paths=[None, blank(tmp_path / "b"), None], **kwargs)
+    labels = create_pool_of_drives(tmp_path / "p", data_paths=[None, outside, None], **kwargs)
     assert [label.drive_number for label in labels] == [0, 1, 2]
     assert len({label.drive_uuid for label in labels}) == 3
     assert inspect_pool(tmp_path / "p").segment_count == 3 * SEGMENT_COUNT
     listed = read_drive_list(tmp_path / "p")
     assert listed is not None
     assert listed.next_number == 3
-    assert [drive.path for drive in listed.drives] == [tmp_path / "p/data", tmp_path / "b", tmp_path / "p/data.2"]
+    assert [drive.path for drive in listed.drives] == [tmp_path / "p/data", outside, tmp_path / "p/data.2"]
 
 
 def test_a_killed_creation_of_several_drives_is_taken_over(tmp_path: Path) -> None:
@@ -199,6 +220,43 @@ pool_create.create_pool_of_drives(
     assert_works(tmp_path / "p")
     assert {e.name for e in (tmp_path / "p").iterdir()} >= {"data", "index"}
     assert not {"data.1", "data.2"} & {entry.name for entry in (tmp_path / "p").iterdir()}
+
+
+KILLED_WITH_LABELS = """
+import os, pathlib, signal
+from meshfusion.dpu import pool_create
+write = pool_create.write_new_label
+def write_and_die(path, label):
+    write(path, label)
+    label.drive_number == 1 and os.kill(os.getpid(), signal.SIGKILL)
+pool_create.write_new_label = write_and_die
+"""
+
+
+def test_drives_that_a_killed_creation_has_labelled_are_taken_by_the_next(tmp_path: Path) -> None:
+    """Which of several drives may be overwritten cannot be said, and a service makes its pool by itself."""
+    kwargs: dict[str, Any] = {"size_bytes": SIZE_BYTES, "segment_bytes": SEGMENT_BYTES}
+    drives = [blank(tmp_path / "a"), blank(tmp_path / "b"), blank(tmp_path / "c")]
+    create = f"""
+pool_create.create_pool_of_drives(
+    pathlib.Path({str(tmp_path / "p")!r}), size_bytes={SIZE_BYTES}, segment_bytes={SEGMENT_BYTES},
+    data_paths=[pathlib.Path(path) for path in {list(map(str, drives))!r}]
+)
+"""
+    code = KILLED_WITH_LABELS + create
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == -signal.SIGKILL
+    of_another = blank(tmp_path / "d")
+    make_pool(tmp_path / "other", of_another)
+    for named in ([drives[0], of_another], [of_another, drives[0]]):
+        assert room_problem(NewPool(tmp_path / "p", SIZE_BYTES, SEGMENT_BYTES, tuple(named))) is not None
+        with pytest.raises(FormatError, match="is not blank: it is drive 0 of pool"):
+            create_pool_of_drives(tmp_path / "p", data_paths=named, **kwargs)
+    with pytest.raises(FormatError, match="is not blank: it is drive 1 of pool"):
+        create_pool_of_drives(tmp_path / "elsewhere", data_paths=[drives[1]], **kwargs)
+    assert room_problem(NewPool(tmp_path / "p", SIZE_BYTES, SEGMENT_BYTES, tuple(drives))) is None
+    create_pool_of_drives(tmp_path / "p", data_paths=drives, **kwargs)
+    assert_works(tmp_path / "p")
+    assert inspect_pool(tmp_path / "p").segment_count == 3 * SEGMENT_COUNT
 
 
 def test_a_creation_in_progress_is_left_alone(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import logging
 import os
 import shutil
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -304,3 +305,36 @@ def test_a_copy_of_the_directory_cannot_be_served_beside_it(path: Path, tmp_path
     shutil.copytree(path, tmp_path / "copy")
     with Pool.open(path), pytest.raises(PoolBusyError):
         Pool.open(tmp_path / "copy")
+
+
+def test_the_last_drive_is_where_it_was_listed_and_not_where_the_pool_was_made(tmp_path: Path) -> None:
+    """Device names change: of several drives the list is corrected, and when the others have left it still counts."""
+    first, pool = tmp_path / "nvme1n1", tmp_path / "pool"
+    first.touch()
+    os.truncate(first, SIZE_BYTES)
+    create_pool_of_drives(pool, size_bytes=SIZE_BYTES, segment_bytes=SEGMENT_BYTES, data_paths=[first, None])
+    moved = first.rename(tmp_path / "nvme2n1")
+    drives = read_drive_list(pool)
+    assert drives is not None
+    write_drive_list(pool, drives.with_drive(replace(drives.drives[0], path=moved)))
+    remove_drive(pool, 1)
+    with Pool.open(pool) as opened, Holder(opened) as holder:
+        assert holder.put(1)
+    only = read_drive_list(pool)
+    assert only is not None
+    assert [drive.path for drive in only.drives] == [moved]
+
+
+def test_a_last_drive_in_the_pools_directory_needs_no_pointer(tmp_path: Path) -> None:
+    first, pool = tmp_path / "nvme1n1", tmp_path / "pool"
+    first.touch()
+    os.truncate(first, SIZE_BYTES)
+    create_pool_of_drives(pool, size_bytes=SIZE_BYTES, segment_bytes=SEGMENT_BYTES, data_paths=[first, None])
+    drives = read_drive_list(pool)
+    assert drives is not None
+    moved = first.rename(pool / "data")
+    write_drive_list(pool, drives.with_drive(replace(drives.drives[0], path=moved)))
+    remove_drive(pool, 1)
+    elsewhere = pool.rename(tmp_path / "elsewhere")
+    with Pool.open(elsewhere) as opened, Holder(opened) as holder:
+        assert holder.put(1)

@@ -7,6 +7,7 @@ import contextlib
 import errno
 import os
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,10 +16,14 @@ import pytest
 
 from meshfusion.dpu import pool_ticker
 from meshfusion.dpu.api.types import ReserveOutcome
+from meshfusion.dpu.drives_keeper import DrivesKeeper
 from meshfusion.dpu.index_errors import index_error
 from meshfusion.dpu.pool import Pool, PoolOptions
+from meshfusion.dpu.pool_holders import PoolHolders
 from meshfusion.dpu.pool_inspect import check_pool
 from meshfusion.dpu.pool_tending import Policy
+from meshfusion.dpu.pool_ticker import Ticker
+from meshfusion.dpu.tidier import Tidier
 from meshfusion.jbof.errors import FormatError, MediaError
 from meshfusion.jbof.media.faults import DataFileError, MediaFault
 from tests.dpu.pool_cases import DEADLINE_S, FULL_SEGMENT_UNITS, SIZE_BYTES, Holder, make_pool
@@ -261,3 +266,23 @@ def test_spent_budgets_are_told_and_pass(path: Path) -> None:
         now_s[0] += 4801.0
         assert reason(pool) == ""
         assert holder.put(6, FULL_SEGMENT_UNITS)
+
+
+@pytest.mark.parametrize("begin", [Ticker, Tidier, DrivesKeeper, PoolHolders])
+def test_what_fails_to_begin_leaves_nothing_that_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begin: type[object]
+) -> None:
+    """A thread that goes on, of a pool that was given back, would write beside its next owner."""
+    make_pool(tmp_path / "p")
+
+    def fail(self: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    before = set(threading.enumerate())
+    with monkeypatch.context() as patched:
+        patched.setattr(begin, "start", fail)
+        with pytest.raises(RuntimeError, match="new thread"):
+            Pool.open(tmp_path / "p")
+    assert {thread.name for thread in set(threading.enumerate()) - before} == set()
+    with Pool.open(tmp_path / "p") as pool, Holder(pool) as holder:
+        assert holder.put(1)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
 from meshfusion.jbof.errors import FormatError
 from meshfusion.tools.mfctl.output import format_option, print_document, print_table
+
+_OF_EACH: Final = ("time", "call", "principal", "peer", "rpc", "outcome")
 
 
 @click.group()
@@ -26,7 +28,10 @@ def show(file: Path, last: int | None, output_format: str) -> None:
 
     A call that did not end (the service died, or the log could not be written then) has the outcome "begun".
     """
-    calls = read_calls(file)[-last if last else None :]
+    found, passed_over = read_calls(file)
+    for number in passed_over:
+        click.echo(f"note: {file}, line {number}: is no record of an audit log, and was passed over", err=True)
+    calls = found[-last if last else None :]
     if output_format != "table":
         print_document({"calls": calls}, output_format)
         return
@@ -43,22 +48,31 @@ def show(file: Path, last: int | None, output_format: str) -> None:
     )
 
 
-def read_calls(file: Path) -> list[dict[str, Any]]:
-    """One a call, from the two records of it. Raises :class:`~meshfusion.jbof.errors.FormatError` and OSError."""
+def read_calls(file: Path) -> tuple[list[dict[str, Any]], list[int]]:
+    """One a call, from the two records of it; and the numbers of lines that are no records, as a service leaves one
+    behind that dies while it writes. Raises OSError, and :class:`~meshfusion.jbof.errors.FormatError` where no line is
+    one."""
     calls: dict[str, dict[str, Any]] = {}
+    passed_over = []
     with open(file, encoding="utf-8", errors="replace") as lines:
         for number, line in enumerate(lines, start=1):
             try:
-                record = json.loads(line)
-                known = calls.setdefault(record["call"], {**record, "duration_ms": None})
-                known |= {
-                    "outcome": record["outcome"],
-                    "arguments": known.get("arguments") or record.get("arguments") or {},
-                    "duration_ms": record.get("duration_ms"),
-                }
-            except (ValueError, TypeError, KeyError, AttributeError) as error:
-                raise FormatError(
-                    f"{file}, line {number}: is no record of an audit log",
-                    next_step="Name a file that a service's audit.path names, or correct the line.",
-                ) from error
-    return list(calls.values())
+                _add(calls, json.loads(line))
+            except (ValueError, TypeError, KeyError, AttributeError):
+                passed_over.append(number)
+    if passed_over and not calls:
+        raise FormatError(
+            f"{file}, line {passed_over[0]}: is no record of an audit log",
+            next_step="Name a file that a service's audit.path names.",
+        )
+    return list(calls.values()), passed_over
+
+
+def _add(calls: dict[str, dict[str, Any]], record: dict[str, Any]) -> None:
+    """Raises KeyError and the like for what is no record, and then adds nothing."""
+    known = calls.get(record["call"], {name: record[name] for name in _OF_EACH})
+    calls[record["call"]] = known | {
+        "outcome": record["outcome"],
+        "arguments": dict(known.get("arguments") or record.get("arguments") or {}),
+        "duration_ms": record.get("duration_ms"),
+    }

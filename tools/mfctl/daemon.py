@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
+import resource
 import signal
 import sys
 import threading
@@ -37,6 +39,7 @@ def run_service(config: ServiceConfig, *, ready_as_json: bool, may_take_over: bo
     while it is served. Must run in the main thread.
     """
     configure_logging(config.log)
+    _use_all_descriptors()
     stop = _StopSignal()
     pool = _open_pool(config, stop.damaged, may_take_over=may_take_over)
     try:
@@ -72,6 +75,13 @@ def run_service(config: ServiceConfig, *, ready_as_json: bool, may_take_over: bo
     finally:
         pool.close()
     log.info("stopped")
+
+
+def _use_all_descriptors() -> None:
+    """Each caller's connection is one. What is usual for a process, 1024, is for those that use select(2)."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):  # what there is must do
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _open_pool(config: ServiceConfig, damaged: Callable[[FormatError], None], *, may_take_over: bool) -> Pool:

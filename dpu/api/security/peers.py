@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ipaddress
 import socket
+from typing import Final
 from urllib.parse import unquote
+
+_DISCARD_PORT: Final = 9
 
 
 def is_on_this_machine(peer: str) -> bool:
@@ -20,14 +23,16 @@ def is_on_this_machine(peer: str) -> bool:
         return False
     if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
         family, address = "ipv4", address.ipv4_mapped
-    return address.is_loopback or _is_ours(socket.AF_INET6 if family == "ipv6" else socket.AF_INET, str(address))
+    return address.is_loopback or _is_ours(socket.AF_INET6 if family == "ipv6" else socket.AF_INET, address)
 
 
-def _is_ours(family: socket.AddressFamily, address: str) -> bool:
-    """The kernel lets a socket have an address of this machine only."""
+def _is_ours(family: socket.AddressFamily, address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+    """From an address of this machine the kernel sends to itself; to another one it sends from one of its own. That it
+    lets a socket have an address tells nothing: on some machines (ip_nonlocal_bind) any will do."""
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.bind((address, 0))
-    except OSError:
+            (*_, there), *_ = socket.getaddrinfo(str(address), _DISCARD_PORT, family, probe.type, probe.proto)
+            probe.connect(there)  # nothing is sent
+            return ipaddress.ip_address(probe.getsockname()[0]).packed == address.packed
+    except (OSError, ValueError):
         return False
-    return True

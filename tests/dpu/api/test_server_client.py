@@ -227,6 +227,38 @@ def test_deadline_is_kept_when_the_service_hangs(service: FakeChunkService, clie
         client.status(deadline_s=-1.0)
 
 
+def test_saves_that_wait_for_a_drive_keep_no_lookup_waiting(
+    service: FakeChunkService, client: GrpcChunkService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More of them than there are threads."""
+    may_go, waiting = threading.Event(), threading.Semaphore(0)
+
+    def hang(request: object, *, deadline_s: float) -> t.ReserveReply:
+        waiting.release()
+        assert may_go.wait(30)
+        return t.ReserveReply(())
+
+    monkeypatch.setattr(service, "reserve", hang)
+    holder_id = client.attach(attach_request(), deadline_s=DEADLINE_S).holder_id
+    request = t.ReserveRequest(holder_id, 3, ())
+    saves = [threading.Thread(target=client.reserve, args=(request,), kwargs={"deadline_s": 30.0}) for _ in range(64)]
+    for save in saves:
+        save.start()
+    try:
+        for _ in range(16):
+            assert waiting.acquire(timeout=10)
+        time.sleep(0.2)  # the others have come
+        for _ in range(3):
+            client.match(match_request(make_chunk(2).key), deadline_s=1.0)
+            client.heartbeat(t.HeartbeatRequest(holder_id, 3, ()), deadline_s=1.0)
+            client.status(deadline_s=1.0)
+    finally:
+        may_go.set()
+    for save in saves:
+        save.join(30)
+        assert not save.is_alive()
+
+
 def test_deadline_is_kept_when_nobody_accepts(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(f"{tmp_path}/s")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -49,6 +52,29 @@ def test_a_lost_drive_costs_its_hits_and_is_back_when_it_stays(
     assert set(without(matched(holder, chunks), 0).values()) >= {1}
     until(lambda: counter(pool, "drives_only_read") == 0, what="for its writes")
     assert 1 in put(holder, 200, 6).values()
+
+
+def test_a_service_without_descriptors_loses_no_drive(
+    path: Path, pool: Pool, holder: Holder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Callers may use them up, also such as nobody knows."""
+    chunks = put(holder, 0, 3)
+    with monkeypatch.context() as patched:
+        open_, exhausted = os.open, OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+        def refuse(file: str | Path, *arguments: Any, **more: Any) -> int:
+            if threading.current_thread().name.startswith("meshfusion-look"):
+                raise exhausted
+            return open_(file, *arguments, **more)
+
+        patched.setattr(os, "open", refuse)
+        for number in range(3):
+            until(lambda number=number: f"drive {number} could not be looked at" in caplog.text)  # type: ignore[misc]
+        assert "Too many open files" in caplog.text
+        assert matched(holder, chunks) == chunks
+        assert all(status(pool, number).state == "online" for number in range(3))
+    (path.parent / "one").rename(path.parent / "elsewhere")
+    until(is_in(pool, 1, "gone"), what="for a true loss")
 
 
 class Checks:

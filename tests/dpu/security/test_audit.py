@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
 import stat
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,8 +20,9 @@ from meshfusion.dpu.api.security.guard import Caller
 from meshfusion.dpu.api.security.principal import LOCAL
 from meshfusion.dpu.api.security.roles import RULES
 from meshfusion.dpu.api.v1 import chunk_pb2 as pb
-from meshfusion.jbof.errors import ConfigError, MediaError, ServiceError
+from meshfusion.jbof.errors import ConfigError, MediaError, MeshFusionError, ServiceError
 from tests.dpu.security.test_guard import DEADLINE_S, Rig
+from tests.host.support.waiting import until
 
 CALLER = Caller(LOCAL, "unix:", "DriveAdmin.RemoveDrive", RULES["DriveAdmin.RemoveDrive"])
 
@@ -103,6 +106,43 @@ def test_a_full_disk(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     client.remove_drive(RemoveDriveRequest(4), deadline_s=DEADLINE_S)
     assert [r["arguments"]["number"] for r in rig.records() if r["outcome"] == "begun"] == [1, 3, 4]
+
+
+def test_a_disk_that_hangs_keeps_no_lookup_waiting(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many calls of administration come meanwhile, here more than the service has threads: all but the one that
+    the disk does not answer are refused in time."""
+    may_go, fsync = threading.Event(), os.fsync
+    asked: list[int] = []
+
+    def hang(descriptor: int) -> None:
+        asked.append(descriptor)
+        assert may_go.wait(60)
+        fsync(descriptor)
+
+    client = rig.admin_client("reader")
+
+    def call() -> None:
+        with contextlib.suppress(MeshFusionError):
+            client.drives(deadline_s=60)
+
+    monkeypatch.setattr("meshfusion.dpu.access.audit_log.DEADLINE_S", 0.2)
+    monkeypatch.setattr("meshfusion.dpu.access.audit_log.os.fsync", hang)
+    callers = [threading.Thread(target=call) for _ in range(48)]
+    for caller in callers:
+        caller.start()
+    try:
+        until(lambda: sum(caller.is_alive() for caller in callers) <= 1, limit_s=20.0)
+        rig.client("reader").status(deadline_s=DEADLINE_S)
+        with pytest.raises(MediaError, match=r"cannot be written .*; nothing was done"):
+            rig.admin_client("operator").remove_drive(RemoveDriveRequest(1), deadline_s=DEADLINE_S)
+        assert len(asked) == 1
+        assert rig.admin.removed == []
+    finally:
+        may_go.set()
+    for caller in callers:
+        caller.join(20.0)
+    monkeypatch.undo()
+    assert rig.admin_client("operator").remove_drive(RemoveDriveRequest(1), deadline_s=DEADLINE_S) == 3
 
 
 def test_it_is_durable_before_the_call_and_before_the_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from meshfusion.dpu.api.security.principal import LOCAL
 from meshfusion.dpu.api.security.roles import RULES
 from meshfusion.dpu.api.v1 import chunk_pb2 as pb
 from meshfusion.jbof.errors import UnsupportedError
+from tests.jbof.loop_devices import privileged
 
 
 @pytest.mark.parametrize(
@@ -41,6 +44,22 @@ def test_by_an_address_of_a_port_of_this_machine() -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect(("127.0.0.1", 9))
         assert is_on_this_machine(f"ipv4:{probe.getsockname()[0]}:9")
+
+
+def test_a_machine_that_lets_any_address_be_bound_is_not_everywhere() -> None:
+    """As machines do that take over each other's addresses (keepalived, HAProxy)."""
+    privileged("unshare", "--net", "ip", "link", "add", "far", "type", "bridge")
+    ask = "from meshfusion.dpu.api.security.peers import is_on_this_machine as here; print(*map(here, {!r}))"
+    peers = ["ipv4:192.0.2.1:1", "ipv6:%5B2001:db8::1%5D:1", "ipv4:192.0.2.7:1", "ipv6:%5B2001:db8::7%5D:1"]
+    there = (
+        "ip link set lo up && ip link add far type bridge && ip addr add 192.0.2.7/24 dev far && "
+        "ip addr add 2001:db8::7/64 dev far nodad && ip link set far up && "
+        "echo 1 > /proc/sys/net/ipv4/ip_nonlocal_bind && echo 1 > /proc/sys/net/ipv6/ip_nonlocal_bind && "
+        'exec "$0" -c "$1"'
+    )
+    command = ["unshare", "--net", "sh", "-c", there, sys.executable, ask.format(peers)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
+    assert (done.returncode, done.stdout.split()) == (0, ["False", "False", "True", "True"]), done.stderr
 
 
 @pytest.mark.parametrize("access", ["", "local"])

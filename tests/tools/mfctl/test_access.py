@@ -14,9 +14,12 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
+from meshfusion.dpu.access.audit_log import AuditLog
 from meshfusion.dpu.access.tokens_file import TokensFile, read_tokens
-from meshfusion.dpu.api.security.guard import Guard
+from meshfusion.dpu.api.security.guard import Caller, Guard
 from meshfusion.dpu.api.security.identity import CallerIdentity
+from meshfusion.dpu.api.security.principal import LOCAL
+from meshfusion.dpu.api.security.roles import RULES
 from meshfusion.dpu.api.security.token_text import digest_of
 from meshfusion.dpu.api.server import serve
 from meshfusion.tools.mfctl.main import mfctl
@@ -169,6 +172,23 @@ def test_what_is_no_audit_log(tmp_path: Path) -> None:
     result = run("audit", "show", str(tmp_path / "a"))
     assert (result.exit_code, "line 1: is no record" in result.stderr) == (4, True)
     assert run("audit", "show", str(tmp_path / "none")).exit_code == 1
+
+
+def test_an_audit_log_is_shown_after_its_service_died_in_a_line(tmp_path: Path) -> None:
+    """The log goes on behind that on a line of its own; what it tells must not be lost with the half one."""
+    path, caller = tmp_path / "audit.log", Caller(LOCAL, "unix:", "DriveAdmin.Drives", RULES["DriveAdmin.Drives"])
+    for _ in range(2):
+        log = AuditLog(path)
+        log.end(log.begin(caller, None), caller, "ok", 0.001)
+        log.close()
+        with path.open("a") as file:
+            file.write('{"time": "2026-11-30T2')
+    result = run("audit", "show", str(path), "--format", "json")
+    assert result.exit_code == 0, result.stderr
+    assert [call["outcome"] for call in json.loads(result.stdout)["calls"]] == ["ok", "ok"]
+    assert [line for line in result.stderr.splitlines() if "is no record" in line] == [
+        f"note: {path}, line {number}: is no record of an audit log, and was passed over" for number in (3, 6)
+    ]
 
 
 def test_config_check_tells_of_certificates(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -83,6 +84,19 @@ def ready_line(process: subprocess.Popen[str]) -> str:
     line = process.stdout.readline()
     timer.cancel()
     return line
+
+
+def test_it_uses_all_the_descriptors_that_it_may_have(start: Start, config: Path) -> None:
+    """Each connection takes one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    fewer = min(512, hard - 1)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (fewer, hard))
+    try:
+        process = start(config)
+        ready_line(process)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert resource.prlimit(process.pid, resource.RLIMIT_NOFILE) == (hard, hard)
 
 
 def attach(client: GrpcChunkService, **changes: object) -> t.Attachment:
