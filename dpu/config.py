@@ -143,6 +143,11 @@ class ServiceConfig(ConfigModel):
     medium: MediumConfig = MediumConfig()
     leases: LeaseConfig = LeaseConfig()
     drives: DrivesConfig = DrivesConfig()
+    stop_grace_s: Seconds = Field(
+        default=10.0,
+        description="Asked to stop (SIGTERM), the service waits so long for engines to end what they have open; a "
+        "second signal stops it at once. For longer: mfctl service drain.",
+    )
     log: LogConfig = LogConfig()
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import TracebackType
 
 from meshfusion.dpu.api import types as api
+from meshfusion.dpu.drain import Held
 from meshfusion.dpu.drive_owners import OpenReservable, open_block_reservable
 from meshfusion.dpu.index_proof import FIRST_LOOK_S
 from meshfusion.dpu.pool_create import create_pool
@@ -174,6 +175,11 @@ class Pool:
 
     def get_chunk(self, key: bytes, *, deadline_s: float) -> api.ChunkRecord | None:
         return self._index.get_many((key,)).get(key)
+
+    def held(self) -> Held:
+        """What others have open here."""
+        with self._mutex:
+            return Held(writes=self._store.grants.awaited_count, leases=len(self._store.leases))
 
     def announce_service(self, address: str) -> None:
         """Let whoever finds the pool in use learn where it is served."""

@@ -19,6 +19,7 @@ from meshfusion.jbof.errors import (
     MediaError,
     MeshFusionError,
     PoolBusyError,
+    ServiceDrainingError,
     ServiceError,
     ServiceUnavailableError,
     StaleHolderError,
@@ -35,6 +36,7 @@ _MAX_DETAILS_CHARS = 500
 _CODES: tuple[tuple[type[MeshFusionError], grpc.StatusCode], ...] = (
     (MalformedMessageError, grpc.StatusCode.INVALID_ARGUMENT),
     (StaleHolderError, grpc.StatusCode.FAILED_PRECONDITION),
+    (ServiceDrainingError, grpc.StatusCode.UNAVAILABLE),
     (ServiceUnavailableError, grpc.StatusCode.UNAVAILABLE),
     (ServiceError, grpc.StatusCode.INVALID_ARGUMENT),
     (UnsupportedError, grpc.StatusCode.UNIMPLEMENTED),

@@ -11,12 +11,13 @@ import grpc
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
-from meshfusion.dpu.api import codec, codec_drives, codec_match, codec_status, codec_writes
+from meshfusion.dpu.api import codec, codec_drives, codec_match, codec_service, codec_status, codec_writes
 from meshfusion.dpu.api.address import UnixAddress, parse_address
 from meshfusion.dpu.api.drive_types import DriveAdmin, RemoveDriveRequest
 from meshfusion.dpu.api.error_codec import encode_error
 from meshfusion.dpu.api.limits import MAX_MESSAGE_BYTES, check_id, check_key, malformed
 from meshfusion.dpu.api.listen import bind
+from meshfusion.dpu.api.service_types import ServiceAdmin
 from meshfusion.dpu.api.types import AbortRequest, ChunkService, DetachRequest, ReleaseRequest
 from meshfusion.dpu.api.v1 import chunk_pb2 as pb
 from meshfusion.jbof.errors import MeshFusionError, ServiceError, ServiceUnavailableError
@@ -25,6 +26,7 @@ log = logging.getLogger(__name__)
 
 SERVICE_NAME = "meshfusion.v1.ChunkService"
 ADMIN_NAME = "meshfusion.v1.DriveAdmin"
+OPERATION_NAME = "meshfusion.v1.ServiceAdmin"
 # For callers that name no deadline (other gRPC tools), and the most that anyone gets (rule 8).
 DEFAULT_DEADLINE_S = 10.0
 MAX_DEADLINE_S = 60.0
@@ -57,11 +59,12 @@ def serve(
     listen: str,
     *,
     admin: DriveAdmin | None = None,
+    operation: ServiceAdmin | None = None,
     thread_count: int = 32,
     max_concurrent_calls: int = 256,
 ) -> RunningServer:
-    """Start serving ``service``, and ``admin`` to operators, at ``listen`` (``unix:///path`` or ``host:port``) and
-    return at once.
+    """Start serving ``service``, and ``admin`` and ``operation`` to operators, at ``listen`` (``unix:///path`` or
+    ``host:port``) and return at once.
 
     Writers' calls wait for the index to be synced, so there are more threads than could compute at once: a lookup
     must find a free one. More than ``max_concurrent_calls`` are refused with RESOURCE_EXHAUSTED. ``service`` must
@@ -83,6 +86,8 @@ def serve(
     served = {SERVICE_NAME: _handlers("ChunkService", _calls(service), undos)}
     if admin is not None:
         served[ADMIN_NAME] = _handlers("DriveAdmin", _admin_calls(admin), {})
+    if operation is not None:
+        served[OPERATION_NAME] = _handlers("ServiceAdmin", codec_service.calls_of(operation), {})
     server.add_generic_rpc_handlers(
         tuple(grpc.method_handlers_generic_handler(name, handlers) for name, handlers in served.items())
     )

@@ -80,7 +80,17 @@ def _client(address: str) -> Iterator[ChunkService]:
 
     client = GrpcChunkService(address)
     try:
-        yield client
+        with explained(address):
+            yield client
+    finally:
+        client.close()
+
+
+@contextmanager
+def explained(address: str) -> Iterator[None]:
+    """Of a service at ``address`` that cannot be reached, tell when that is for lack of permission."""
+    try:
+        yield
     except ServiceUnavailableError as e:
         owner = _unusable_socket(address)
         if owner is None:
@@ -89,8 +99,6 @@ def _client(address: str) -> Iterator[ChunkService]:
             f"the chunk service at {address} does not let this user (uid {os.getuid()}) connect",
             next_step=f"Run this as the user of the service{owner}.",
         ) from e
-    finally:
-        client.close()
 
 
 def _unusable_socket(address: str) -> str | None:

@@ -1,0 +1,51 @@
+"""Value types of the administration of the service's process. Nothing here does I/O."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Protocol
+
+
+class Phase(enum.Enum):
+    """Of the process, from its first answer to its last. CUT_SHORT: the deadline passed while something was open."""
+
+    SERVING = "serving"
+    DRAINING = "draining"
+    DRAINED = "drained"
+    CUT_SHORT = "cut short"
+
+    @property
+    def is_last(self) -> bool:
+        """The process stops now."""
+        return self in (Phase.DRAINED, Phase.CUT_SHORT)
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceState:
+    """``remaining_s``: until the deadline of draining, 0 in any other phase. ``open_write_count``: reservations that
+    may yet be committed, and those being asked for; ``open_lease_count``: of readers."""
+
+    version: str
+    pid: int
+    uptime_s: float
+    phase: Phase
+    remaining_s: float = 0.0
+    open_write_count: int = 0
+    open_lease_count: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DrainRequest:
+    """``within_s``: from now, what is open may end; asked again, the sooner end holds. ``wait_s``: the answer may take
+    so long, and comes as soon as the end has."""
+
+    within_s: float
+    wait_s: float = 0.0
+
+
+class ServiceAdmin(Protocol):
+    """For operators. Each call can be repeated."""
+
+    def state(self, *, deadline_s: float) -> ServiceState: ...
+    def drain(self, request: DrainRequest, *, deadline_s: float) -> ServiceState: ...

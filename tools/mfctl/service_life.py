@@ -1,0 +1,62 @@
+"""The service's main thread while it serves: it heeds signals, and looks after the service's end."""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+from meshfusion.dpu.api.service_types import Phase
+from meshfusion.dpu.drain import Held
+from meshfusion.dpu.drain_gate import DrainGate
+from meshfusion.tools.mfctl.service_signals import ServiceSignals
+
+log = logging.getLogger("meshfusion.service")
+
+DRAIN_LOOK_S: Final = 0.05
+
+
+class ServiceLife:
+    """``stop_grace_s``: how long what is open may last after the first signal to end; the second ends it at once."""
+
+    def __init__(self, gate: DrainGate, signals: ServiceSignals, *, stop_grace_s: float) -> None:
+        self._gate, self._signals = gate, signals
+        self.stop_grace_s = stop_grace_s
+        self._ending_count = 0
+        self._was_draining = False
+
+    @property
+    def is_hurried(self) -> bool:
+        """Nobody is waited for any more."""
+        return self._ending_count > 1
+
+    def last(self) -> None:
+        """Return when the service is to stop. Raises FormatError when its index is found to be damaged."""
+        while not self._looked():
+            self._signals.wait(DRAIN_LOOK_S if self._was_draining else None)
+            for name in self._signals.take_endings():
+                self._ending(name)
+
+    def _ending(self, name: str) -> None:
+        self._ending_count += 1
+        log.info("%s: stopping%s", name, " at once" if self.is_hurried else "")
+        self._gate.begin(0.0 if self.is_hurried else self.stop_grace_s)
+
+    def _looked(self) -> bool:
+        phase, held, remaining_s = self._gate.look()
+        if phase is Phase.SERVING:
+            return False
+        if not self._was_draining:
+            self._was_draining = True
+            if phase is Phase.DRAINING:
+                log.info("draining for at most %.1f s: %s open", remaining_s, _words(held))
+        if phase is Phase.CUT_SHORT:
+            log.warning(
+                "stopping with %s open: writes are lost, their space is given back by the next life; readers "
+                "compute what they would have loaded",
+                _words(held),
+            )
+        return phase.is_last
+
+
+def _words(held: Held) -> str:
+    return f"{held.writes} writes and {held.leases} leases"
