@@ -26,6 +26,7 @@ from meshfusion.dpu.pool_inspect import CheckReport, check_pool, inspect_pool
 from meshfusion.dpu.pool_opening import MakeExports, PoolOptions, Taking, take_pool
 from meshfusion.dpu.pool_parts import PoolParts, wire
 from meshfusion.dpu.pool_status import list_chunks, status_of
+from meshfusion.dpu.progress import Progress
 from meshfusion.dpu.running_drives import DriveOptions
 from meshfusion.dpu.store.checks import refuse_unserved
 from meshfusion.jbof.errors import FormatError, MeshFusionError
@@ -180,6 +181,15 @@ class Pool:
         """What others have open here."""
         with self._mutex:
             return Held(writes=self._store.grants.awaited_count, leases=len(self._store.leases))
+
+    def progress(self, *, patience_s: float) -> Progress | None:
+        """How far the index' writer has come; None when the pool's lock cannot be had in that time."""
+        if not self._mutex.acquire(timeout=patience_s):
+            return None
+        try:
+            return self._transactions.progress
+        finally:
+            self._mutex.release()
 
     def announce_service(self, address: str) -> None:
         """Let whoever finds the pool in use learn where it is served."""

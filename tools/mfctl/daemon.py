@@ -18,8 +18,10 @@ from meshfusion.dpu.config_pool import pool_is_absent
 from meshfusion.dpu.drain_gate import DrainGate
 from meshfusion.dpu.service_admin import ServedServiceAdmin
 from meshfusion.jbof.errors import FormatError
+from meshfusion.tools.mfctl.sd_notify import Notifier
 from meshfusion.tools.mfctl.service_life import ServiceLife
 from meshfusion.tools.mfctl.service_signals import ServiceSignals
+from meshfusion.tools.mfctl.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from meshfusion.dpu.pool import Pool
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("meshfusion.service")
 
 CALLS_GRACE_S = 5.0
+# No work under the pool's lock takes as long.
+MUTEX_PATIENCE_S = 1.0
 
 
 def run_service(config: ServiceConfig, *, ready_as_json: bool, may_take_over: bool = False) -> None:
@@ -47,7 +51,9 @@ def run_service(config: ServiceConfig, *, ready_as_json: bool, may_take_over: bo
         gate = DrainGate(pool, pool.held, time.monotonic)
         operation = ServedServiceAdmin(gate, version=own_version(), wake=signals.wake)
         server = serve(gate, config.listen, admin=pool.drive_admin, operation=operation)
-        life = ServiceLife(gate, signals, stop_grace_s=config.stop_grace_s)
+        notifier = Notifier.from_environment(os.environ, os.getpid())
+        watchdog = Watchdog(notifier, partial(pool.progress, patience_s=MUTEX_PATIENCE_S))
+        life = ServiceLife(gate, signals, notifier, watchdog, stop_grace_s=config.stop_grace_s)
         try:
             pool.announce_service(server.address)
             print(_ready_line(server.address, config.pool.path, pool.pool_uuid, ready_as_json), flush=True)

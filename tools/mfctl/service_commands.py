@@ -11,6 +11,7 @@ import click
 from meshfusion.tools.mfctl.numbers import FiniteRange
 from meshfusion.tools.mfctl.output import format_option, format_seconds, print_document, print_fields
 from meshfusion.tools.mfctl.service_source import address_of, running_service_options, service_admin
+from meshfusion.tools.mfctl.unit_command import unit
 
 if TYPE_CHECKING:
     from meshfusion.dpu.api.service_types import ServiceState
@@ -101,6 +102,9 @@ def drain(address: str | None, config_path: Path | None, within_s: float, output
         click.echo("stopped")
     if last.open_write_count or last.open_lease_count:
         raise click.exceptions.Exit(1)
+
+
+service.add_command(unit)
 
 
 def _as_document(state: ServiceState) -> dict[str, object]:

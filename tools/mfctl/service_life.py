@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+import time
 from typing import Final
 
 from meshfusion.dpu.api.service_types import Phase
 from meshfusion.dpu.drain import Held
 from meshfusion.dpu.drain_gate import DrainGate
+from meshfusion.tools.mfctl.sd_notify import Notifier
 from meshfusion.tools.mfctl.service_signals import ServiceSignals
+from meshfusion.tools.mfctl.watchdog import Watchdog
 
 log = logging.getLogger("meshfusion.service")
 
@@ -18,8 +21,10 @@ DRAIN_LOOK_S: Final = 0.05
 class ServiceLife:
     """``stop_grace_s``: how long what is open may last after the first signal to end; the second ends it at once."""
 
-    def __init__(self, gate: DrainGate, signals: ServiceSignals, *, stop_grace_s: float) -> None:
-        self._gate, self._signals = gate, signals
+    def __init__(
+        self, gate: DrainGate, signals: ServiceSignals, notifier: Notifier, watchdog: Watchdog, *, stop_grace_s: float
+    ) -> None:
+        self._gate, self._signals, self._notifier, self._watchdog = gate, signals, notifier, watchdog
         self.stop_grace_s = stop_grace_s
         self._ending_count = 0
         self._was_draining = False
@@ -31,10 +36,21 @@ class ServiceLife:
 
     def last(self) -> None:
         """Return when the service is to stop. Raises FormatError when its index is found to be damaged."""
-        while not self._looked():
-            self._signals.wait(DRAIN_LOOK_S if self._was_draining else None)
-            for name in self._signals.take_endings():
-                self._ending(name)
+        self._notifier.tell("READY=1", "STATUS=Serving.")
+        try:
+            while not self._looked():
+                self._watchdog.tend(time.monotonic())
+                self._signals.wait(self._timeout_s())
+                for name in self._signals.take_endings():
+                    self._ending(name)
+        finally:
+            self._notifier.tell("STOPPING=1", "STATUS=Stopping.")
+
+    def _timeout_s(self) -> float | None:
+        due_s = self._watchdog.due_in_s(time.monotonic())
+        if not self._was_draining:
+            return due_s
+        return DRAIN_LOOK_S if due_s is None else min(DRAIN_LOOK_S, due_s)
 
     def _ending(self, name: str) -> None:
         self._ending_count += 1
@@ -49,6 +65,7 @@ class ServiceLife:
             self._was_draining = True
             if phase is Phase.DRAINING:
                 log.info("draining for at most %.1f s: %s open", remaining_s, _words(held))
+                self._notifier.tell(f"STATUS=Draining: {_words(held)} open.")
         if phase is Phase.CUT_SHORT:
             log.warning(
                 "stopping with %s open: writes are lost, their space is given back by the next life; readers "
