@@ -29,6 +29,7 @@ from meshfusion.dpu.pool_status import list_chunks, status_of
 from meshfusion.dpu.progress import Progress
 from meshfusion.dpu.running_drives import DriveOptions
 from meshfusion.dpu.store.checks import refuse_unserved
+from meshfusion.dpu.tuning import Tuning
 from meshfusion.jbof.errors import FormatError, MeshFusionError
 
 logger = logging.getLogger("meshfusion.pool")
@@ -181,6 +182,22 @@ class Pool:
         """What others have open here."""
         with self._mutex:
             return Held(writes=self._store.grants.awaited_count, leases=len(self._store.leases))
+
+    def retune(self, tuning: Tuning) -> None:
+        """From now on. Raises ConfigError for a budget of writes that no segment fits into: nothing has changed."""
+        with self._mutex:
+            self._drives.retune(
+                self._clock(),
+                drive_writes_per_day=tuning.drive_writes_per_day,
+                check_interval_s=tuning.check_interval_s,
+                drain_s=tuning.drain_s,
+            )
+            self._store.retune(
+                max_pinned_fraction=tuning.max_pinned_fraction,
+                quarantine_max_fraction=tuning.quarantine_max_fraction,
+                free_fraction=tuning.free_fraction,
+            )
+        self._parts.drives_keeper.wake()
 
     def progress(self, *, patience_s: float) -> Progress | None:
         """How far the index' writer has come; None when the pool's lock cannot be had in that time."""

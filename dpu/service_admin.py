@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable
 
-from meshfusion.dpu.api.service_types import DrainRequest, Phase, ServiceState
+from meshfusion.dpu.api.service_types import DrainRequest, Phase, ReloadReport, ServiceState
 from meshfusion.dpu.config_types import MAX_SECONDS
 from meshfusion.dpu.drain import Held
 from meshfusion.dpu.drain_gate import DrainGate
@@ -17,12 +17,20 @@ _ANSWER_S = 0.5
 
 
 class ServedServiceAdmin:
-    """A :class:`~meshfusion.dpu.api.service_types.ServiceAdmin`. ``wake``: whoever looks after ``gate`` is to look."""
+    """A :class:`~meshfusion.dpu.api.service_types.ServiceAdmin`. ``wake``: whoever looks after ``gate`` is to look.
+    ``reload``: as the call, from any thread."""
 
     def __init__(
-        self, gate: DrainGate, *, version: str, wake: Callable[[], None], clock: Callable[[], float] = time.monotonic
+        self,
+        gate: DrainGate,
+        *,
+        version: str,
+        wake: Callable[[], None],
+        reload: Callable[[], ReloadReport],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._gate, self._version, self._wake, self._clock = gate, version, wake, clock
+        self._reload = reload
         self._began_s = clock()
 
     def state(self, *, deadline_s: float) -> ServiceState:
@@ -38,6 +46,9 @@ class ServedServiceAdmin:
         self._wake()
         self._gate.wait(min(request.wait_s, max(0.0, deadline_s - _ANSWER_S)))
         return self._told(*self._gate.look())
+
+    def reload(self, *, deadline_s: float) -> ReloadReport:
+        return self._reload()
 
     def _told(self, phase: Phase, held: Held, remaining_s: float) -> ServiceState:
         return ServiceState(

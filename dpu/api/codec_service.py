@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from google.protobuf.message import Message
 
 from meshfusion.dpu.api import service_types as t
-from meshfusion.dpu.api.limits import MAX_UINT32, check_id, check_int, check_seconds, malformed
+from meshfusion.dpu.api.limits import (
+    MAX_TEXT_CHARS,
+    MAX_UINT32,
+    check_count,
+    check_id,
+    check_int,
+    check_seconds,
+    check_text,
+    malformed,
+)
 from meshfusion.dpu.api.v1 import chunk_pb2 as pb
 
 
@@ -16,6 +25,7 @@ def calls_of(admin: t.ServiceAdmin) -> dict[str, Callable[[Any, float], Message]
     """Each call of the service in the proto file: decode, ask ``admin``, encode."""
     return {
         "State": lambda m, d: service_state_to_pb(admin.state(deadline_s=d)),
+        "Reload": lambda m, d: reload_report_to_pb(admin.reload(deadline_s=d)),
         "Drain": lambda m, d: service_state_to_pb(admin.drain(drain_request_from_pb(m), deadline_s=d)),
     }
 
@@ -57,3 +67,36 @@ def drain_request_to_pb(r: t.DrainRequest) -> pb.DrainRequest:
 
 def drain_request_from_pb(m: pb.DrainRequest) -> t.DrainRequest:
     return t.DrainRequest(within_s=check_seconds("deadline_s", m.deadline_s), wait_s=check_seconds("wait_s", m.wait_s))
+
+
+# More than a configuration has keys.
+_MAX_CHANGES = 1_000
+
+
+def reload_report_to_pb(r: t.ReloadReport) -> pb.ReloadReply:
+    return pb.ReloadReply(
+        applied=map(_config_change_to_pb, r.applied), needs_restart=map(_config_change_to_pb, r.needs_restart)
+    )
+
+
+def _config_change_to_pb(c: t.ConfigChange) -> pb.ConfigChange:
+    return pb.ConfigChange(key=c.key, before=c.before[:MAX_TEXT_CHARS], after=c.after[:MAX_TEXT_CHARS])
+
+
+def reload_report_from_pb(m: pb.ReloadReply) -> t.ReloadReport:
+    return t.ReloadReport(
+        applied=_config_changes_from_pb("applied", m.applied),
+        needs_restart=_config_changes_from_pb("needs_restart", m.needs_restart),
+    )
+
+
+def _config_changes_from_pb(field: str, found: Sequence[pb.ConfigChange]) -> tuple[t.ConfigChange, ...]:
+    check_count(field, found, _MAX_CHANGES)
+    return tuple(
+        t.ConfigChange(
+            key=check_id(f"{field}.key", c.key),
+            before=check_text(f"{field}.before", c.before),
+            after=check_text(f"{field}.after", c.after),
+        )
+        for c in found
+    )

@@ -22,5 +22,8 @@ class GrpcServiceAdmin:
     def drain(self, request: t.DrainRequest, *, deadline_s: float) -> t.ServiceState:
         return self._caller.call("Drain", request, codec.drain_request_to_pb, codec.service_state_from_pb, deadline_s)
 
+    def reload(self, *, deadline_s: float) -> t.ReloadReport:
+        return self._caller.call("Reload", None, lambda _: pb.ReloadRequest(), codec.reload_report_from_pb, deadline_s)
+
     def close(self) -> None:
         self._caller.close()

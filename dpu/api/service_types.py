@@ -44,8 +44,28 @@ class DrainRequest:
     wait_s: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class ConfigChange:
+    """``key``: with dots, such as medium.free_fraction; ``before``, ``after``: as people read them."""
+
+    key: str
+    before: str
+    after: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReloadReport:
+    """What the file says otherwise than the service runs with: taken over, or not before it is started anew."""
+
+    applied: tuple[ConfigChange, ...]
+    needs_restart: tuple[ConfigChange, ...]
+
+
 class ServiceAdmin(Protocol):
     """For operators. Each call can be repeated."""
 
     def state(self, *, deadline_s: float) -> ServiceState: ...
     def drain(self, request: DrainRequest, *, deadline_s: float) -> ServiceState: ...
+
+    def reload(self, *, deadline_s: float) -> ReloadReport:
+        """Read the configuration anew. Raises ConfigError, with all that is wrong with it; nothing has changed then."""

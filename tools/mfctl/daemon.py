@@ -18,6 +18,7 @@ from meshfusion.dpu.config_pool import pool_is_absent
 from meshfusion.dpu.drain_gate import DrainGate
 from meshfusion.dpu.service_admin import ServedServiceAdmin
 from meshfusion.jbof.errors import FormatError
+from meshfusion.tools.mfctl.reloader import Reloader
 from meshfusion.tools.mfctl.sd_notify import Notifier
 from meshfusion.tools.mfctl.service_life import ServiceLife
 from meshfusion.tools.mfctl.service_signals import ServiceSignals
@@ -34,8 +35,10 @@ CALLS_GRACE_S = 5.0
 MUTEX_PATIENCE_S = 1.0
 
 
-def run_service(config: ServiceConfig, *, ready_as_json: bool, may_take_over: bool = False) -> None:
+def run_service(config: ServiceConfig, *, config_path: Path, ready_as_json: bool, may_take_over: bool = False) -> None:
     """Serve until SIGTERM or SIGINT, or until it is drained; then let running calls finish for ``CALLS_GRACE_S``.
+
+    ``config``: as read from ``config_path``, which is read anew on SIGHUP.
 
     Raises the typed errors of opening the pool and of listening, and FormatError when its index is found to be damaged
     while it is served. Must run in the main thread.
@@ -49,11 +52,19 @@ def run_service(config: ServiceConfig, *, ready_as_json: bool, may_take_over: bo
         from meshfusion.dpu.api.server import serve
 
         gate = DrainGate(pool, pool.held, time.monotonic)
-        operation = ServedServiceAdmin(gate, version=own_version(), wake=signals.wake)
-        server = serve(gate, config.listen, admin=pool.drive_admin, operation=operation)
         notifier = Notifier.from_environment(os.environ, os.getpid())
         watchdog = Watchdog(notifier, partial(pool.progress, patience_s=MUTEX_PATIENCE_S))
-        life = ServiceLife(gate, signals, notifier, watchdog, stop_grace_s=config.stop_grace_s)
+        reloader = Reloader(config_path.absolute(), config, retune=pool.retune, relog=configure_logging)
+        life = ServiceLife(
+            gate,
+            signals,
+            notifier,
+            watchdog,
+            stop_grace_s=lambda: reloader.running.stop_grace_s,
+            reload=reloader.reload,
+        )
+        operation = ServedServiceAdmin(gate, version=own_version(), wake=signals.wake, reload=reloader.reload)
+        server = serve(gate, config.listen, admin=pool.drive_admin, operation=operation)
         try:
             pool.announce_service(server.address)
             print(_ready_line(server.address, config.pool.path, pool.pool_uuid, ready_as_json), flush=True)

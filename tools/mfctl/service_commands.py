@@ -47,7 +47,8 @@ def run(config_path: Path, takeover: bool, output_format: str) -> None:
     from meshfusion.tools.mfctl.daemon import run_service
 
     as_json = output_format != "table"  # on one line, which JSON is, and YAML too
-    run_service(load_service_config(config_path), ready_as_json=as_json, may_take_over=takeover)
+    config = load_service_config(config_path)
+    run_service(config, config_path=config_path, ready_as_json=as_json, may_take_over=takeover)
 
 
 @service.command()
@@ -102,6 +103,28 @@ def drain(address: str | None, config_path: Path | None, within_s: float, output
         click.echo("stopped")
     if last.open_write_count or last.open_lease_count:
         raise click.exceptions.Exit(1)
+
+
+@service.command()
+@running_service_options
+@format_option
+def reload(address: str | None, config_path: Path | None, output_format: str) -> None:
+    """Let the running service read its configuration anew, as SIGHUP does.
+
+    What can be changed while it serves is changed at once; the rest is named, and needs a restart. When anything is
+    wrong with the file, all of it is told and nothing changes.
+    """
+    with service_admin(address_of(address, config_path)) as admin:
+        report = admin.reload(deadline_s=30.0)
+    if output_format != "table":
+        print_document(report, output_format)
+        return
+    for change in report.applied:
+        click.echo(f"applied: {change.key} is {change.after} (was {change.before})")
+    for change in report.needs_restart:
+        click.echo(f"needs a restart: {change.key} is {change.before}, and {change.after} in the file")
+    if not (report.applied or report.needs_restart):
+        click.echo("nothing has changed")
 
 
 service.add_command(unit)

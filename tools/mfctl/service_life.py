@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
+from collections.abc import Callable
 from typing import Final
 
 from meshfusion.dpu.api.service_types import Phase
 from meshfusion.dpu.drain import Held
 from meshfusion.dpu.drain_gate import DrainGate
+from meshfusion.jbof.errors import MeshFusionError
 from meshfusion.tools.mfctl.sd_notify import Notifier
 from meshfusion.tools.mfctl.service_signals import ServiceSignals
 from meshfusion.tools.mfctl.watchdog import Watchdog
@@ -19,13 +22,21 @@ DRAIN_LOOK_S: Final = 0.05
 
 
 class ServiceLife:
-    """``stop_grace_s``: how long what is open may last after the first signal to end; the second ends it at once."""
+    """``stop_grace_s``: how long what is open may last after the first signal to end; the second ends it at once.
+    ``reload``: for SIGHUP; what it raises it has told."""
 
     def __init__(
-        self, gate: DrainGate, signals: ServiceSignals, notifier: Notifier, watchdog: Watchdog, *, stop_grace_s: float
+        self,
+        gate: DrainGate,
+        signals: ServiceSignals,
+        notifier: Notifier,
+        watchdog: Watchdog,
+        *,
+        stop_grace_s: Callable[[], float],
+        reload: Callable[[], object],
     ) -> None:
         self._gate, self._signals, self._notifier, self._watchdog = gate, signals, notifier, watchdog
-        self.stop_grace_s = stop_grace_s
+        self._stop_grace_s, self._reload = stop_grace_s, reload
         self._ending_count = 0
         self._was_draining = False
 
@@ -43,6 +54,9 @@ class ServiceLife:
                 self._signals.wait(self._timeout_s())
                 for name in self._signals.take_endings():
                     self._ending(name)
+                if self._signals.take_reload():
+                    with contextlib.suppress(MeshFusionError):
+                        self._reload()
         finally:
             self._notifier.tell("STOPPING=1", "STATUS=Stopping.")
 
@@ -55,7 +69,7 @@ class ServiceLife:
     def _ending(self, name: str) -> None:
         self._ending_count += 1
         log.info("%s: stopping%s", name, " at once" if self.is_hurried else "")
-        self._gate.begin(0.0 if self.is_hurried else self.stop_grace_s)
+        self._gate.begin(0.0 if self.is_hurried else self._stop_grace_s())
 
     def _looked(self) -> bool:
         phase, held, remaining_s = self._gate.look()

@@ -17,8 +17,9 @@ _ENDING = (signal.SIGTERM, signal.SIGINT)
 
 
 class ServiceSignals:
-    """Turns SIGTERM and SIGINT into a return from :meth:`wait`; before :meth:`defer`, into the end of the process. An
-    index that is damaged becomes an error of :meth:`wait`. Must be made in the main thread, which waits, too.
+    """Turns SIGTERM, SIGINT and SIGHUP into a return from :meth:`wait`; before :meth:`defer`, the first two into the
+    end of the process. An index that is damaged becomes an error of :meth:`wait`. Must be made in the main thread,
+    which waits, too.
 
     Handlers write to a pipe and take no lock: they run in the middle of whatever the main thread does, which may hold
     one.
@@ -28,9 +29,11 @@ class ServiceSignals:
         self._reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._deferred = False
         self._endings: list[str] = []
+        self._reloads: list[None] = []
         self._damage: FormatError | None = None
         for number in _ENDING:
             signal.signal(number, self._handle_ending)
+        signal.signal(signal.SIGHUP, self._handle_reload)
 
     def _handle_ending(self, number: int, frame: FrameType | None) -> None:
         self._endings.append(signal.Signals(number).name)
@@ -38,6 +41,10 @@ class ServiceSignals:
         if not self._deferred:
             # Still opening the pool, which may take long: unwind through its clean-up.
             raise SystemExit(0)
+
+    def _handle_reload(self, number: int, frame: FrameType | None) -> None:
+        self._reloads.append(None)
+        self.wake()
 
     def defer(self) -> None:
         """From now on a signal waits for :meth:`wait`."""
@@ -64,5 +71,8 @@ class ServiceSignals:
 
     def take_endings(self) -> list[str]:
         """Names of the signals to end that have come since."""
-        taken = [self._endings.pop(0) for _ in range(len(self._endings))]
-        return taken
+        return [self._endings.pop(0) for _ in range(len(self._endings))]
+
+    def take_reload(self) -> bool:
+        """Has SIGHUP come since?"""
+        return bool([self._reloads.pop() for _ in range(len(self._reloads))])

@@ -35,9 +35,13 @@ def address_of(address: str | None, config_path: Path | None) -> str:
     if address is not None:
         return address
     from meshfusion.dpu.config import load_service_config
+    from meshfusion.dpu.owner_lock import served_at
+    from meshfusion.dpu.pool_dir import PoolLayout
 
     assert config_path is not None
-    return load_service_config(config_path).listen
+    config = load_service_config(config_path)
+    # Where it is served may have been changed in the file since.
+    return served_at(PoolLayout(config.pool.path)) or config.listen
 
 
 @contextmanager

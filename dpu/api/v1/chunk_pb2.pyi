@@ -564,3 +564,25 @@ class ServiceState(_message.Message):
     open_write_count: int
     open_lease_count: int
     def __init__(self, version: _Optional[str] = ..., pid: _Optional[int] = ..., uptime_s: _Optional[float] = ..., phase: _Optional[str] = ..., remaining_s: _Optional[float] = ..., open_write_count: _Optional[int] = ..., open_lease_count: _Optional[int] = ...) -> None: ...
+
+class ReloadRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ConfigChange(_message.Message):
+    __slots__ = ("key", "before", "after")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    before: str
+    after: str
+    def __init__(self, key: _Optional[str] = ..., before: _Optional[str] = ..., after: _Optional[str] = ...) -> None: ...
+
+class ReloadReply(_message.Message):
+    __slots__ = ("applied", "needs_restart")
+    APPLIED_FIELD_NUMBER: _ClassVar[int]
+    NEEDS_RESTART_FIELD_NUMBER: _ClassVar[int]
+    applied: _containers.RepeatedCompositeFieldContainer[ConfigChange]
+    needs_restart: _containers.RepeatedCompositeFieldContainer[ConfigChange]
+    def __init__(self, applied: _Optional[_Iterable[_Union[ConfigChange, _Mapping[str, object]]]] = ..., needs_restart: _Optional[_Iterable[_Union[ConfigChange, _Mapping[str, object]]]] = ...) -> None: ...

@@ -28,6 +28,9 @@ STATE = st.builds(
     open_write_count=COUNT,
     open_lease_count=COUNT,
 )
+TEXT = st.text(max_size=30)
+CHANGES = st.lists(st.builds(t.ConfigChange, st.text(min_size=1, max_size=30), TEXT, TEXT), max_size=4).map(tuple)
+RELOADED = t.ReloadReport((t.ConfigChange("log.level", "info", "debug"),), ())
 ONE = t.ServiceState("1.2", 77, 3.5, t.Phase.DRAINING, 12.5, 3, 4)
 
 
@@ -38,6 +41,9 @@ class FakeAdmin:
     def state(self, *, deadline_s: float) -> t.ServiceState:
         return ONE
 
+    def reload(self, *, deadline_s: float) -> t.ReloadReport:
+        return RELOADED
+
     def drain(self, request: t.DrainRequest, *, deadline_s: float) -> t.ServiceState:
         self.calls.append(request)
         return ONE
@@ -47,6 +53,19 @@ class FakeAdmin:
 def test_a_state_arrives(state: t.ServiceState) -> None:
     wire = codec.service_state_to_pb(state).SerializeToString()
     assert codec.service_state_from_pb(pb.ServiceState.FromString(wire)) == state
+
+
+@given(st.builds(t.ReloadReport, CHANGES, CHANGES))
+def test_what_a_reload_changed_arrives(report: t.ReloadReport) -> None:
+    wire = codec.reload_report_to_pb(report).SerializeToString()
+    assert codec.reload_report_from_pb(pb.ReloadReply.FromString(wire)) == report
+
+
+def test_a_long_value_is_cut_rather_than_refused() -> None:
+    change = t.ConfigChange("pool.data_path", "x" * 10_000, "y")
+    wire = codec.reload_report_to_pb(t.ReloadReport((), (change,))).SerializeToString()
+    (arrived,) = codec.reload_report_from_pb(pb.ReloadReply.FromString(wire)).needs_restart
+    assert arrived.before == "x" * 4096
 
 
 @given(st.builds(t.DrainRequest, st.floats(0, 1e5), st.floats(0, 1e5)))
@@ -74,6 +93,7 @@ def test_every_call_over_a_socket(tmp_path: Path) -> None:
     try:
         assert admin.state(deadline_s=5.0) == ONE
         assert admin.drain(t.DrainRequest(60.0, 1.5), deadline_s=5.0) == ONE
+        assert admin.reload(deadline_s=5.0) == RELOADED
         assert fake.calls == [t.DrainRequest(60.0, 1.5)]
     finally:
         admin.close()

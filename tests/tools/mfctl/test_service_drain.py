@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from meshfusion.dpu.api.client import GrpcChunkService
-from meshfusion.dpu.api.service_types import DrainRequest, Phase, ServiceState
+from meshfusion.dpu.api.service_types import DrainRequest, Phase, ReloadReport, ServiceState
 from meshfusion.jbof.errors import ServiceDrainingError, ServiceError, ServiceUnavailableError
 from meshfusion.tools.mfctl import service_drain
 from meshfusion.tools.mfctl.main import mfctl
@@ -151,6 +151,9 @@ class Scripted:
         if isinstance(answer, Exception):
             raise answer
         return answer
+
+    def reload(self, *, deadline_s: float) -> ReloadReport:
+        raise AssertionError("not asked for")
 
     def state(self, *, deadline_s: float) -> ServiceState:
         if self.lingers:
