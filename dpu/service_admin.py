@@ -10,6 +10,7 @@ from meshfusion.dpu.api.service_types import DrainRequest, Phase, ReloadReport, 
 from meshfusion.dpu.config_types import MAX_SECONDS
 from meshfusion.dpu.drain import Held
 from meshfusion.dpu.drain_gate import DrainGate
+from meshfusion.dpu.stacks import thread_stacks
 from meshfusion.jbof.errors import ConfigError
 
 # So much of a call's time is left for its answer to arrive in.
@@ -49,6 +50,9 @@ class ServedServiceAdmin:
 
     def reload(self, *, deadline_s: float) -> ReloadReport:
         return self._reload()
+
+    def stacks(self, *, deadline_s: float) -> str:
+        return thread_stacks()
 
     def _told(self, phase: Phase, held: Held, remaining_s: float) -> ServiceState:
         return ServiceState(

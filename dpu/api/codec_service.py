@@ -26,6 +26,7 @@ def calls_of(admin: t.ServiceAdmin) -> dict[str, Callable[[Any, float], Message]
     return {
         "State": lambda m, d: service_state_to_pb(admin.state(deadline_s=d)),
         "Reload": lambda m, d: reload_report_to_pb(admin.reload(deadline_s=d)),
+        "Stacks": lambda m, d: pb.StacksReply(text=admin.stacks(deadline_s=d)),
         "Drain": lambda m, d: service_state_to_pb(admin.drain(drain_request_from_pb(m), deadline_s=d)),
     }
 

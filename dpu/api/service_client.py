@@ -25,5 +25,8 @@ class GrpcServiceAdmin:
     def reload(self, *, deadline_s: float) -> t.ReloadReport:
         return self._caller.call("Reload", None, lambda _: pb.ReloadRequest(), codec.reload_report_from_pb, deadline_s)
 
+    def stacks(self, *, deadline_s: float) -> str:
+        return self._caller.call("Stacks", None, lambda _: pb.StacksRequest(), lambda m: str(m.text), deadline_s)
+
     def close(self) -> None:
         self._caller.close()

@@ -69,3 +69,7 @@ class ServiceAdmin(Protocol):
 
     def reload(self, *, deadline_s: float) -> ReloadReport:
         """Read the configuration anew. Raises ConfigError, with all that is wrong with it; nothing has changed then."""
+
+    def stacks(self, *, deadline_s: float) -> str:
+        """What the threads of the process are at."""
+        ...

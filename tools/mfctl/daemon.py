@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import logging
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -44,6 +46,7 @@ def run_service(config: ServiceConfig, *, config_path: Path, ready_as_json: bool
     while it is served. Must run in the main thread.
     """
     configure_logging(config.log)
+    faulthandler.register(signal.SIGUSR1, all_threads=True)  # for one that answers no calls any more
     signals = ServiceSignals()
     pool = _open_pool(config, signals.damaged, may_take_over=may_take_over)
     try:

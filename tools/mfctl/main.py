@@ -25,6 +25,7 @@ from meshfusion.tools.mfctl.path_commands import path
 from meshfusion.tools.mfctl.pool_commands import pool
 from meshfusion.tools.mfctl.service_commands import run, service
 from meshfusion.tools.mfctl.sim_command import sim
+from meshfusion.tools.mfctl.support_commands import support
 from meshfusion.tools.mfctl.verify_command import verify
 
 EXIT_CODES_HELP = """\b
@@ -96,7 +97,7 @@ def mfctl() -> None:
     """Create, serve and inspect MeshFusion pools, their drives and paths to them; try RDMA without RDMA hardware."""
 
 
-for command in (pool, service, chunk, jbof, path, config, kinds, doctor, verify, sim, lab):
+for command in (pool, service, chunk, jbof, path, config, kinds, doctor, support, verify, sim, lab):
     mfctl.add_command(command)
 
 meshfusion = RootCommand(

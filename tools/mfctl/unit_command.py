@@ -14,7 +14,6 @@ import click
 from meshfusion.jbof.errors import ConfigError
 
 if TYPE_CHECKING:
-    from meshfusion.dpu.config import ServiceConfig
     from meshfusion.tools.mfctl.unit_file import UnitFacts
 
 
@@ -53,6 +52,7 @@ def unit(config_path: Path, user: str | None, output: Path | None, force: bool) 
 
 def _facts(config_path: Path, user: str) -> UnitFacts:
     from meshfusion.dpu.api.address import UnixAddress, parse_address
+    from meshfusion.tools.mfctl.config_model import config_alone
     from meshfusion.tools.mfctl.unit_file import UnitFacts
 
     try:
@@ -61,7 +61,7 @@ def _facts(config_path: Path, user: str) -> UnitFacts:
         raise ConfigError(
             f"--user: there is no user {user}", next_step=f"Make it: useradd --system --shell /usr/sbin/nologin {user}"
         ) from None
-    config = _model(config_path)
+    config = config_alone(config_path)
     address = parse_address(config.listen)
     sockets = (address.path.parent,) if isinstance(address, UnixAddress) else ()
     data_paths = config.pool.data_path or ()
@@ -86,19 +86,6 @@ def _facts(config_path: Path, user: str) -> UnitFacts:
         has_block_devices=len(files_of_data) < len(data_paths) or _has_block_device(config.pool.path),
         exports_by_kernel=is_nvmet,
     )
-
-
-def _model(config_path: Path) -> ServiceConfig:
-    """Without a look at its surroundings: directories that the unit will have made are not there yet."""
-    from pydantic import ValidationError
-
-    from meshfusion.dpu.config import ServiceConfig, load_service_config, read_config_file
-
-    document = read_config_file(config_path)
-    try:
-        return ServiceConfig.model_validate(document.data)
-    except ValidationError:
-        return load_service_config(config_path)  # which tells all that is wrong
 
 
 def _has_block_device(pool: Path) -> bool:

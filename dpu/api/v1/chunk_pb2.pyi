@@ -586,3 +586,13 @@ class ReloadReply(_message.Message):
     applied: _containers.RepeatedCompositeFieldContainer[ConfigChange]
     needs_restart: _containers.RepeatedCompositeFieldContainer[ConfigChange]
     def __init__(self, applied: _Optional[_Iterable[_Union[ConfigChange, _Mapping[str, object]]]] = ..., needs_restart: _Optional[_Iterable[_Union[ConfigChange, _Mapping[str, object]]]] = ...) -> None: ...
+
+class StacksRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class StacksReply(_message.Message):
+    __slots__ = ("text",)
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    def __init__(self, text: _Optional[str] = ...) -> None: ...

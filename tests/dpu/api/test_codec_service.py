@@ -44,6 +44,9 @@ class FakeAdmin:
     def reload(self, *, deadline_s: float) -> t.ReloadReport:
         return RELOADED
 
+    def stacks(self, *, deadline_s: float) -> str:
+        return "thread 1 main\n"
+
     def drain(self, request: t.DrainRequest, *, deadline_s: float) -> t.ServiceState:
         self.calls.append(request)
         return ONE
@@ -94,6 +97,7 @@ def test_every_call_over_a_socket(tmp_path: Path) -> None:
         assert admin.state(deadline_s=5.0) == ONE
         assert admin.drain(t.DrainRequest(60.0, 1.5), deadline_s=5.0) == ONE
         assert admin.reload(deadline_s=5.0) == RELOADED
+        assert admin.stacks(deadline_s=5.0) == "thread 1 main\n"
         assert fake.calls == [t.DrainRequest(60.0, 1.5)]
     finally:
         admin.close()

@@ -155,6 +155,9 @@ class Scripted:
     def reload(self, *, deadline_s: float) -> ReloadReport:
         raise AssertionError("not asked for")
 
+    def stacks(self, *, deadline_s: float) -> str:
+        raise AssertionError("not asked for")
+
     def state(self, *, deadline_s: float) -> ServiceState:
         if self.lingers:
             return state(Phase.DRAINED)
