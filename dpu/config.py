@@ -122,12 +122,18 @@ class DrivesConfig(ConfigModel):
 
 
 class LogConfig(ConfigModel):
-    """What the service logs to its standard error."""
+    """What the service logs, and where."""
 
     level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="debug, info, warning or error."
     )
     format: Literal["text", "json"] = Field(default="text", description="text, or json: one object a line.")
+    file: AbsolutePath | None = Field(
+        default=None,
+        description="File for the log, made with mode 0640; when it is moved away, a new one is made. Without it the "
+        "log goes to standard error, and under systemd to the journal.",
+        examples=["/var/log/meshfusion/meshfusion.log"],
+    )
 
 
 class ServiceConfig(ConfigModel):

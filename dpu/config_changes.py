@@ -26,6 +26,7 @@ RELOADABLE: Final[Mapping[str, str]] = MappingProxyType(
         "stop_grace_s": "for the next signal to stop",
         "log.level": "at once",
         "log.format": "at once",
+        "log.file": "at once; an unchanged one is opened anew",
     }
 )
 

@@ -37,6 +37,7 @@ class Surroundings:
 
     def look(self) -> None:
         self._look_at_socket()
+        self._look_at_log()
         self._look_at_target()
         pool = self._document.data.get("pool")
         if not isinstance(pool, dict):
@@ -59,6 +60,18 @@ class Surroundings:
         problem = directory_problem(folder) if folder is not None else None
         if problem:
             self._add(("listen",), listen, f"the socket's directory {folder} {problem[0]}", problem[1])
+
+    def _look_at_log(self) -> None:
+        log = self._document.data.get("log")
+        path = log.get("file") if isinstance(log, dict) else None
+        if not isinstance(path, str) or not _is_absolute(path):
+            return  # none, or the model tells
+        folder = Path(path).parent
+        problem = directory_problem(folder)
+        if problem:
+            self._add(("log", "file"), path, f"the directory {folder} {problem[0]}", problem[1])
+        elif Path(path).is_dir():
+            self._add(("log", "file"), path, "is a directory", "name a file in it")
 
     def _look_at_target(self) -> None:
         exports = self._document.data.get("exports")

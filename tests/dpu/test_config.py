@@ -109,7 +109,8 @@ extra: 1
         r"line 8: leases\.max_pinned_fraction = 1\.5: must be at most 1; use more than 0 and at most 1, "
         r"for example 0\.5",
         r"line 9: log\.level = 'loud': must be 'debug', 'info', 'warning' or 'error'",
-        r"line 10: extra: unknown key; remove it; known here: listen, pool, exports, medium, leases, drives, log",
+        r"line 10: extra: unknown key; remove it; known here: listen, pool, exports, medium, leases, drives, "
+        r"stop_grace_s, log",
     ]
     assert len(problems) == len(expected)
     for problem, pattern in zip(problems, expected, strict=True):

@@ -20,6 +20,7 @@ from meshfusion.dpu.config_pool import pool_is_absent
 from meshfusion.dpu.drain_gate import DrainGate
 from meshfusion.dpu.service_admin import ServedServiceAdmin
 from meshfusion.jbof.errors import FormatError
+from meshfusion.tools.mfctl.log_file import LogFile
 from meshfusion.tools.mfctl.reloader import Reloader
 from meshfusion.tools.mfctl.sd_notify import Notifier
 from meshfusion.tools.mfctl.service_life import ServiceLife
@@ -145,8 +146,9 @@ def own_version() -> str:
 
 
 def configure_logging(config: LogConfig) -> None:
-    """Send this process's log to stderr."""
-    handler = logging.StreamHandler(sys.stderr)
+    """Send this process's log to its file, or to stderr. Raises ConfigError when the file cannot be written; the log
+    goes on as before then."""
+    handler = logging.StreamHandler(sys.stderr) if config.file is None else LogFile(config.file)
     if config.format == "json":
         handler.setFormatter(JsonFormatter())
     else:

@@ -29,7 +29,7 @@ def support() -> None:
     "--log",
     type=click.Path(path_type=Path, readable=False),
     metavar="FILE",
-    help="The service's log; its last MiB goes into the bundle as it is.",
+    help="The service's log; its last MiB goes into the bundle as it is.  [default: log.file]",
 )
 @click.option(
     "--output",

@@ -143,6 +143,8 @@ def subject_of(config_path: Path | None, address: str | None, pool: Path | None,
             config = None  # its part of the bundle says so
     if pool is None and config is not None:
         pool = config.pool.path
+    if log is None and config is not None:
+        log = config.log.file
     if address is None and pool is not None:
         address = served_at(PoolLayout(pool.absolute())) or None
     return Subject(config_path, address, pool, log)

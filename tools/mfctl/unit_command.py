@@ -66,6 +66,7 @@ def _facts(config_path: Path, user: str) -> UnitFacts:
     sockets = (address.path.parent,) if isinstance(address, UnixAddress) else ()
     data_paths = config.pool.data_path or ()
     files_of_data = tuple(path for path in data_paths if not path.is_block_device())
+    logs = () if config.log.file is None else (config.log.file.parent,)
     is_nvmet = config.exports is not None and config.exports.target == "nvmet"
     if is_nvmet and user != "root":
         raise ConfigError(
@@ -80,7 +81,12 @@ def _facts(config_path: Path, user: str) -> UnitFacts:
         serve=(*mfctl, "service", "run", "--config", str(config_path)),
         reload=(*mfctl, "service", "reload", "--config", str(config_path)),
         mounts=(config.pool.path, config_path),
-        writes=(*sockets, config.pool.path if config.pool.path.exists() else config.pool.path.parent, *files_of_data),
+        writes=(
+            *sockets,
+            config.pool.path if config.pool.path.exists() else config.pool.path.parent,
+            *files_of_data,
+            *logs,
+        ),
         reads=(programs, Path(sys.prefix), Path(__file__), config_path),
         stop_grace_s=config.stop_grace_s,
         has_block_devices=len(files_of_data) < len(data_paths) or _has_block_device(config.pool.path),
