@@ -15,6 +15,8 @@ from meshfusion.jbof.errors import ConfigError
 
 # So much of a call's time is left for its answer to arrive in.
 _ANSWER_S = 0.5
+# A call that waits keeps a thread from those that engines make.
+_MAX_WAIT_S = 10.0
 
 
 class ServedServiceAdmin:
@@ -45,7 +47,7 @@ class ServedServiceAdmin:
             )
         self._gate.begin(request.within_s)
         self._wake()
-        self._gate.wait(min(request.wait_s, max(0.0, deadline_s - _ANSWER_S)))
+        self._gate.wait(min(request.wait_s, _MAX_WAIT_S, max(0.0, deadline_s - _ANSWER_S)))
         return self._told(*self._gate.look())
 
     def reload(self, *, deadline_s: float) -> ReloadReport:

@@ -38,7 +38,7 @@ class ServiceState:
 @dataclass(frozen=True, slots=True)
 class DrainRequest:
     """``within_s``: from now, what is open may end; asked again, the sooner end holds. ``wait_s``: the answer may take
-    so long, and comes as soon as the end has."""
+    so long, 10 s at most, and comes as soon as the end has."""
 
     within_s: float
     wait_s: float = 0.0

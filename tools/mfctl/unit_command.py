@@ -65,7 +65,8 @@ def _facts(config_path: Path, user: str) -> UnitFacts:
     address = parse_address(config.listen)
     sockets = (address.path.parent,) if isinstance(address, UnixAddress) else ()
     data_paths = config.pool.data_path or ()
-    files_of_data = tuple(path for path in data_paths if not path.is_block_device())
+    devices = tuple(path for path in data_paths if path.is_block_device())
+    files_of_data = tuple(path for path in data_paths if path not in devices)
     logs = () if config.log.file is None else (config.log.file.parent,)
     is_nvmet = config.exports is not None and config.exports.target == "nvmet"
     if is_nvmet and user != "root":
@@ -89,21 +90,21 @@ def _facts(config_path: Path, user: str) -> UnitFacts:
         ),
         reads=(programs, Path(sys.prefix), Path(__file__), config_path),
         stop_grace_s=config.stop_grace_s,
-        has_block_devices=len(files_of_data) < len(data_paths) or _has_block_device(config.pool.path),
+        devices=(*devices, *_listed_devices(config.pool.path)),
         exports_by_kernel=is_nvmet,
     )
 
 
-def _has_block_device(pool: Path) -> bool:
-    """Does a pool that exists have drives that are no files?"""
+def _listed_devices(pool: Path) -> tuple[Path, ...]:
+    """Of a pool that exists, the drives that are no files."""
     from meshfusion.dpu.drive_list import read_drive_list
     from meshfusion.jbof.errors import MeshFusionError
 
     try:
         listed = read_drive_list(pool)
     except (MeshFusionError, OSError):
-        return False
-    return listed is not None and any(drive.path.is_block_device() for drive in listed.drives)
+        return ()  # there is none yet, or the service will say what is wrong
+    return tuple(drive.path for drive in listed.drives if drive.path.is_block_device()) if listed is not None else ()
 
 
 def _install(text: str, path: Path, *, force: bool) -> None:

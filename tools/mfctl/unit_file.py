@@ -27,7 +27,7 @@ _PLAIN: Final = re.compile(r"[A-Za-z0-9_./:@+,=-]+")
 @dataclass(frozen=True, slots=True)
 class UnitFacts:
     """``serve``, ``reload``: command lines. ``writes``: directories and files that the service writes to, absolute.
-    ``reads``: others that it uses, such as its own code. ``has_block_devices``: drives are not all files.
+    ``reads``: others that it uses, such as its own code. ``devices``: of the pool's drives that are no files.
     ``exports_by_kernel``: over nvmet, whose settings are files below ``/sys``."""
 
     user: str
@@ -37,7 +37,7 @@ class UnitFacts:
     writes: tuple[Path, ...]
     reads: tuple[Path, ...]
     stop_grace_s: float
-    has_block_devices: bool
+    devices: tuple[Path, ...]
     exports_by_kernel: bool
 
 
@@ -88,17 +88,12 @@ def _directories(writes: Iterable[Path]) -> list[str]:
 def _devices(facts: UnitFacts) -> list[str]:
     """Of root: without DAC_OVERRIDE it could not use files of other users, which a pool's may be."""
     capabilities = ["CAP_DAC_OVERRIDE", "CAP_FOWNER"] if facts.user == "root" else []
-    if not facts.has_block_devices:
+    if not facts.devices:
         lines = ["PrivateDevices=yes"]
     else:
-        # All drives rather than those of today: one that is plugged in anew may have another name.
-        lines = [
-            "DevicePolicy=closed",
-            "DeviceAllow=block-blkext rw",
-            "DeviceAllow=block-sd rw",
-            "DeviceAllow=block-device-mapper rw",
-            "DeviceAllow=char-nvme rw",
-        ]
+        # All NVMe drives besides: one that is plugged in anew may have another name, and others may be added.
+        named = [f"DeviceAllow={_word(device)} rw" for device in dict.fromkeys(facts.devices)]
+        lines = ["DevicePolicy=closed", *named, "DeviceAllow=block-blkext rw", "DeviceAllow=char-nvme rw"]
         if facts.user == "root":
             capabilities += ["CAP_SYS_ADMIN", "CAP_SYS_RAWIO"]
         else:

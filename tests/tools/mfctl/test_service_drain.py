@@ -15,11 +15,14 @@ from click.testing import CliRunner, Result
 
 from meshfusion.dpu.api.client import GrpcChunkService
 from meshfusion.dpu.api.service_types import DrainRequest, Phase, ReloadReport, ServiceState
+from meshfusion.host.pool_events import NOTHING_STORED, Attached, Committed, ReserveFailed
 from meshfusion.jbof.errors import ServiceDrainingError, ServiceError, ServiceUnavailableError
 from meshfusion.tools.mfctl import service_drain
 from meshfusion.tools.mfctl.main import mfctl
 from meshfusion.tools.mfctl.service_drain import drain_service
 from tests.dpu.pool_cases import Holder, key
+from tests.host.support.chunk_records import number_key
+from tests.host.support.pool_client_rig import attached, granted, reserve, wish
 from tests.host.support.waiting import until
 from tests.tools.mfctl.service_process import ServiceProcess, small_config
 
@@ -115,6 +118,26 @@ def test_a_signal_shortens_a_drain(tmp_path: Path) -> None:
         assert drain.result()[0] == 1
         client.close()
         os.close(holder.lock)
+
+
+def test_an_engine_ends_its_writes_and_comes_back_to_the_next_life(tmp_path: Path) -> None:
+    """A real client over a real service, from the signal to the next life's first hit."""
+    config = small_config(tmp_path, "stop_grace_s: 60\nleases: {heartbeat_s: 0.2}\n")
+    with ServiceProcess(config) as service, attached(GrpcChunkService(service.address)) as rig:
+        place = granted(reserve(rig, wish(1))[0])
+        service.process.send_signal(signal.SIGTERM)
+        until(lambda: rig.client._standing.asking is None, what="for a heartbeat to tell")
+        assert reserve(rig, wish(2)) == [ReserveFailed(2)]
+        assert rig.match((number_key(1),)).stored == NOTHING_STORED
+        assert rig.client.attachment is not None
+        rig.client.settle(place, ((tuple(bytes([i] * 8) for i in range(4)),),))
+        assert rig.expect(Committed) == Committed(1, 0)
+        assert service.end() == 0
+        assert "stopping with" not in service.log, "nothing was cut short"
+        with ServiceProcess(config):
+            again = rig.expect(Attached).attachment
+            assert again.epoch == rig.attachment.epoch + 1
+            assert rig.match((number_key(1),), attempt=2).stored.chunk_count == 1
 
 
 @pytest.mark.parametrize("arguments", [(), ("--service", "unix:///x", "--config", "/y")])

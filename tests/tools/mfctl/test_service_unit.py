@@ -59,7 +59,7 @@ def facts(**changes: object) -> UnitFacts:
         "writes": (Path("/run/meshfusion"), Path("/var/lib/meshfusion")),
         "reads": (Path("/opt/mf"),),
         "stop_grace_s": 9.2,
-        "has_block_devices": False,
+        "devices": (),
         "exports_by_kernel": False,
     }
     return UnitFacts(**{**fields, **changes})  # type: ignore[arg-type]
@@ -96,12 +96,12 @@ def test_homes_and_temporary_places_stay_visible_where_something_lies_there() ->
 
 
 def test_drives_open_the_devices_and_no_more() -> None:
-    unit = filled(has_block_devices=True)
+    unit = filled(devices=(Path("/dev/loop7"), Path("/dev/nvme0n1"), Path("/dev/loop7")))
     assert "PrivateDevices" not in unit
     assert unit["DevicePolicy"] == ["closed"]
-    assert "block-blkext rw" in unit["DeviceAllow"]
+    assert unit["DeviceAllow"] == ["/dev/loop7 rw", "/dev/nvme0n1 rw", "block-blkext rw", "char-nvme rw"]
     assert (unit["SupplementaryGroups"], unit["CapabilityBoundingSet"]) == (["disk"], [""])
-    as_root = filled(has_block_devices=True, user="root")
+    as_root = filled(devices=(Path("/dev/nvme0n1"),), user="root")
     assert "CAP_SYS_ADMIN" in as_root["CapabilityBoundingSet"][0]
 
 
