@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from meshfusion.jbof.errors import ConfigError
+from meshfusion.tools.mfctl.output import format_option, print_document
 
 if TYPE_CHECKING:
     from meshfusion.tools.mfctl.unit_file import UnitFacts
@@ -34,7 +35,8 @@ if TYPE_CHECKING:
     help="Write it there instead, such as /etc/systemd/system/meshfusion.service.",
 )
 @click.option("--force", is_flag=True, help="Also where another unit is already.")
-def unit(config_path: Path, user: str | None, output: Path | None, force: bool) -> None:
+@format_option
+def unit(config_path: Path, user: str | None, output: Path | None, force: bool, output_format: str) -> None:
     """Print a systemd unit for the service, filled in for its configuration and this machine.
 
     It opens to the service what the configuration needs, and nothing else: directories, drives, the kernel's target.
@@ -43,11 +45,15 @@ def unit(config_path: Path, user: str | None, output: Path | None, force: bool) 
 
     template = files("meshfusion.tools").joinpath("data/systemd/meshfusion.service").read_text()
     text = unit_text(template, _facts(config_path.absolute(), user or pwd.getpwuid(os.getuid()).pw_name))
-    if output is None:
+    if output is not None:
+        _install(text, output, force=force)
+    if output_format != "table":
+        print_document({"unit": text, "output": None if output is None else str(output)}, output_format)
+    elif output is None:
         click.echo(text, nl=False)
-        return
-    _install(text, output, force=force)
-    click.echo(f"wrote {output}; start the service: systemctl daemon-reload && systemctl enable --now {output.stem}")
+    else:
+        start = f"systemctl daemon-reload && systemctl enable --now {output.stem}"
+        click.echo(f"wrote {output}; start the service: {start}")
 
 
 def _facts(config_path: Path, user: str) -> UnitFacts:

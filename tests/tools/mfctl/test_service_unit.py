@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import json
 import os
 import shutil
 import stat
@@ -127,6 +128,12 @@ def test_the_command_fills_it_in(tmp_path: Path) -> None:
     assert unit["TimeoutStopSec"] == ["85s"]
     assert section(result.stdout, "Unit")["RequiresMountsFor"] == [f"/var/lib/meshfusion/pool {path}"]
     assert "@" not in result.stdout.replace("@system-service", "").split("\n", 3)[3]
+
+
+def test_programs_get_it_as_an_object(tmp_path: Path) -> None:
+    command = ("service", "unit", "--config", str(usual(tmp_path)))
+    told = json.loads(run(*command, "--format", "json").stdout)
+    assert told == {"unit": run(*command).stdout, "output": None}
 
 
 def test_it_is_installed_whole_and_never_over_another(tmp_path: Path) -> None:
