@@ -122,12 +122,18 @@ class DrivesConfig(ConfigModel):
 
 
 class LogConfig(ConfigModel):
-    """What the service logs to its standard error."""
+    """What the service logs, and where."""
 
     level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="debug, info, warning or error."
     )
     format: Literal["text", "json"] = Field(default="text", description="text, or json: one object a line.")
+    file: AbsolutePath | None = Field(
+        default=None,
+        description="File for the log, made with mode 0640; when it is moved away, a new one is made. Without it the "
+        "log goes to standard error, and under systemd to the journal.",
+        examples=["/var/log/meshfusion/meshfusion.log"],
+    )
 
 
 class ServiceConfig(ConfigModel):
@@ -157,6 +163,11 @@ class ServiceConfig(ConfigModel):
     medium: MediumConfig = MediumConfig()
     leases: LeaseConfig = LeaseConfig()
     drives: DrivesConfig = DrivesConfig()
+    stop_grace_s: Seconds = Field(
+        default=10.0,
+        description="Asked to stop (SIGTERM), the service waits so long for engines to end what they have open; a "
+        "second signal stops it at once. For longer: mfctl service drain.",
+    )
     log: LogConfig = LogConfig()
     telemetry: TelemetryConfig = TelemetryConfig()
 

@@ -40,6 +40,7 @@ class Surroundings:
     def look(self) -> None:
         self._look_at_sockets()
         self._look_at_access()
+        self._look_at_log()
         self._look_at_target()
         pool = self._document.data.get("pool")
         if not isinstance(pool, dict):
@@ -72,6 +73,18 @@ class Surroundings:
         path = audit.get("path") if isinstance(audit, dict) else None
         if isinstance(path, str) and _is_absolute(path) and (problem := directory_problem(Path(path).parent)):
             self._add(("audit", "path"), path, f"the directory {Path(path).parent} {problem[0]}", problem[1])
+
+    def _look_at_log(self) -> None:
+        log = self._document.data.get("log")
+        path = log.get("file") if isinstance(log, dict) else None
+        if not isinstance(path, str) or not _is_absolute(path):
+            return  # none, or the model tells
+        folder = Path(path).parent
+        problem = directory_problem(folder)
+        if problem:
+            self._add(("log", "file"), path, f"the directory {folder} {problem[0]}", problem[1])
+        elif Path(path).is_dir():
+            self._add(("log", "file"), path, "is a directory", "name a file in it")
 
     def _look_at_target(self) -> None:
         exports = self._document.data.get("exports")

@@ -64,6 +64,10 @@ class DriveLives:
         self._drain_s = drain_s
         self._drives: dict[int, _Drive] = {}
 
+    def retune(self, *, drain_s: float) -> None:
+        """For drives whose draining begins from now on."""
+        self._drain_s = drain_s
+
     @property
     def numbers(self) -> frozenset[int]:
         return frozenset(self._drives)

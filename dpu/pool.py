@@ -17,6 +17,7 @@ from pathlib import Path
 from types import TracebackType
 
 from meshfusion.dpu.api import types as api
+from meshfusion.dpu.drain import Held
 from meshfusion.dpu.drive_owners import OpenReservable, open_block_reservable
 from meshfusion.dpu.index_proof import FIRST_LOOK_S
 from meshfusion.dpu.pool_create import create_pool
@@ -25,10 +26,12 @@ from meshfusion.dpu.pool_inspect import CheckReport, check_pool, inspect_pool
 from meshfusion.dpu.pool_opening import MakeExports, PoolOptions, Taking, take_pool
 from meshfusion.dpu.pool_parts import PoolParts, wire
 from meshfusion.dpu.pool_status import list_chunks, status_of
+from meshfusion.dpu.progress import Progress
 from meshfusion.dpu.reserve_parts import in_parts, joined, part_of
 from meshfusion.dpu.running_drives import DriveOptions
 from meshfusion.dpu.store.checks import refuse_unserved
 from meshfusion.dpu.store.steps import Step
+from meshfusion.dpu.tuning import Tuning
 from meshfusion.jbof.errors import FormatError, MeshFusionError
 
 logger = logging.getLogger("meshfusion.pool")
@@ -188,6 +191,36 @@ class Pool:
 
     def get_chunk(self, key: bytes, *, deadline_s: float) -> api.ChunkRecord | None:
         return self._index.get_many((key,)).get(key)
+
+    def held(self) -> Held:
+        """What others have open here."""
+        with self._mutex:
+            return Held(writes=self._store.grants.awaited_count, leases=len(self._store.leases))
+
+    def retune(self, tuning: Tuning) -> None:
+        """From now on. Raises ConfigError for a budget of writes that no segment fits into: nothing has changed."""
+        with self._mutex:
+            self._drives.retune(
+                self._clock(),
+                drive_writes_per_day=tuning.drive_writes_per_day,
+                check_interval_s=tuning.check_interval_s,
+                drain_s=tuning.drain_s,
+            )
+            self._store.retune(
+                max_pinned_fraction=tuning.max_pinned_fraction,
+                quarantine_max_fraction=tuning.quarantine_max_fraction,
+                free_fraction=tuning.free_fraction,
+            )
+        self._parts.drives_keeper.wake()
+
+    def progress(self, *, patience_s: float) -> Progress | None:
+        """How far the index' writer has come; None when the pool's lock cannot be had in that time."""
+        if not self._mutex.acquire(timeout=patience_s):
+            return None
+        try:
+            return self._transactions.progress
+        finally:
+            self._mutex.release()
 
     def announce_service(self, address: str) -> None:
         """Let whoever finds the pool in use learn where it is served."""

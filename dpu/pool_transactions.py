@@ -10,6 +10,7 @@ from typing import TypeVar
 from meshfusion.dpu.index import Index
 from meshfusion.dpu.pool_medium import ShelfMedium
 from meshfusion.dpu.pool_writer import TransactionWriter
+from meshfusion.dpu.progress import Progress
 from meshfusion.dpu.store.steps import Step
 from meshfusion.dpu.store.store import Store
 from meshfusion.jbof.errors import MeshFusionError
@@ -51,6 +52,11 @@ class Transactions:
             if ticket:
                 self._writer.wait(ticket, deadline_s)
         return step.reply
+
+    @property
+    def progress(self) -> Progress:
+        """Under the mutex."""
+        return self._writer.progress
 
     def close(self) -> None:
         """What was submitted is settled when this returns."""

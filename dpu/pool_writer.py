@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from meshfusion.dpu.api.types import ChunkRecord
+from meshfusion.dpu.progress import Progress
 from meshfusion.dpu.store.effects import Effect, OpenSegment, SummarizeSegment
 from meshfusion.jbof.errors import MediaError, MeshFusionError, ServiceUnavailableError
 from meshfusion.jbof.segments import SegmentRecord
@@ -33,13 +34,20 @@ class TransactionWriter:
         self._settle = settle
         self._queue: queue.SimpleQueue[tuple[int, tuple[Effect, ...]] | None] = queue.SimpleQueue()
         self._settled = threading.Condition()
+        self._last_submitted = 0
         self._last_settled = 0
         self._errors: dict[int, MeshFusionError] = {}
         self._thread = threading.Thread(target=self._run, name="meshfusion-index", daemon=True)
         self._thread.start()
 
     def submit(self, ticket: int, effects: tuple[Effect, ...]) -> None:
+        self._last_submitted = ticket
         self._queue.put((ticket, effects))
+
+    @property
+    def progress(self) -> Progress:
+        """Under the lock that keeps tickets in order."""
+        return Progress(self._last_submitted, self._last_settled)
 
     def wait(self, ticket: int, deadline_s: float) -> None:
         """Until the transaction of ``ticket`` is settled. Raises its error, or ServiceUnavailableError past the

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -346,6 +346,20 @@ class RunningDrives:
     def check_budget(self, geometry: SegmentGeometry) -> None:
         """Raises ConfigError when a drive like that could never be written, and the service not start with it."""
         self._budgets.check(geometry)
+
+    def retune(
+        self, now_s: float, *, drive_writes_per_day: float | None, check_interval_s: float, drain_s: float
+    ) -> None:
+        """From now on. What is left of budgets is kept. Raises as :meth:`check_budget`; nothing has changed then."""
+        geometries = {number: self.shelf.geometry_of(number) for number in self.shelf.numbers}
+        budgets = Budgets(drive_writes_per_day, {**self._budgets.left_bytes, **self.shelf.budgets_left(now_s)})
+        budgets.check(*geometries.values())
+        if drive_writes_per_day != self._budgets.drive_writes_per_day:
+            self._budgets = budgets
+            for number, geometry in geometries.items():
+                self.shelf.rebudget(number, budgets.of(geometry, now_s))
+        self.options = replace(self.options, check_interval_s=check_interval_s, drain_s=drain_s)
+        self.lives.retune(drain_s=drain_s)
 
     def is_leaving(self, number: int, *, is_so: bool) -> None:
         """Nothing of it is offered any more, so that those who use it become fewer; or it is again."""

@@ -180,7 +180,7 @@ class PoolClient:
         """Every lookup is answered, whatever happens: somebody waits for it."""
         answer = None
         try:
-            standing = self._standing.current
+            standing = self._standing.asking
             asked = keys_of() if standing is not None and self._now_s() < deadline_s else None
             if standing is not None and asked and asked[0].keys:
                 answer = self._ask_stored(standing, request_id, attempt, asked, deadline_s)
@@ -216,7 +216,7 @@ class PoolClient:
 
     def _reserve(self, wishes: tuple[ReserveWish, ...]) -> None:
         """Every wish is answered, whatever happens: its blocks are pinned until then."""
-        standing = self._standing.current
+        standing = self._standing.asking
         for batch in _batches(wishes, MAX_ITEMS):
             answers: dict[int, Event] = {wish.run_id: ReserveFailed(wish.run_id) for wish in batch}
             try:

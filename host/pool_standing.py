@@ -21,6 +21,7 @@ from meshfusion.host.pool_events import Attached, AttachmentLost, Event, LeasesL
 from meshfusion.jbof.errors import (
     MeshFusionError,
     PermissionDeniedError,
+    ServiceDrainingError,
     ServiceUnavailableError,
     StaleHolderError,
     UnauthenticatedError,
@@ -38,10 +39,12 @@ REATTACH_MAX_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Under which identity an attachment was made."""
+    """Under which identity an attachment was made. ``is_ending``: the service is about to stop. What is open goes on to
+    its end; nothing new is asked for, and lookups are misses."""
 
     attachment: api.Attachment
     identity: bytes
+    is_ending: bool = False
 
 
 class PoolStanding:
@@ -79,6 +82,12 @@ class PoolStanding:
     def current(self) -> Standing | None:
         """None while the service is away."""
         return self._current
+
+    @property
+    def asking(self) -> Standing | None:
+        """As whom something new may be asked for; None while the service is away or about to be."""
+        standing = self._current
+        return None if standing is None or standing.is_ending else standing
 
     def start(self) -> api.Attachment:
         """Attach for the first time, on the caller's thread: trouble here is the engine's to hear about."""
@@ -131,6 +140,10 @@ class PoolStanding:
         """
         try:
             return call()
+        except ServiceDrainingError as error:
+            # Our place there is kept: leases are still given back, and what was written can be committed.
+            self._service_drains(holder_id)
+            logger.info("%s: %s", what, error.message)
         except (StaleHolderError, UnauthenticatedError, PermissionDeniedError) as error:
             # The latter two: the service knows us by another name or not at all, and would refuse all that follows.
             self._lose_attachment(what, holder_id, error)
@@ -159,6 +172,15 @@ class PoolStanding:
         else:
             logger.info("%s failed: %s", what, error.message)
 
+    def _service_drains(self, holder_id: str) -> None:
+        with self._change:
+            standing = self._current
+            is_news = standing is not None and standing.attachment.holder_id == holder_id and not standing.is_ending
+            if standing is not None and is_news:
+                self._current = replace(standing, is_ending=True)
+        if is_news:
+            logger.warning("the chunk service is about to stop: nothing new is looked up or saved until it is back")
+
     def _keep_attached(self) -> None:
         """Heartbeats while attached; attaching again, with patience, when not."""
         retry_s = REATTACH_FIRST_S
@@ -166,8 +188,10 @@ class PoolStanding:
             standing = self._current
             if standing is not None:
                 self._lost.wait(standing.attachment.heartbeat_s)
-                if self._current is standing and not self._stop.is_set():
-                    self._heartbeat(standing.attachment)
+                current = self._current  # another, where it was told only that the service drains, or of its drives
+                is_same = current is not None and current.attachment.holder_id == standing.attachment.holder_id
+                if current is not None and is_same and not self._stop.is_set():
+                    self._heartbeat(current.attachment)
                 continue
             if self._stop.wait(retry_s):
                 return
@@ -234,6 +258,9 @@ class PoolStanding:
         )
         if reply is not None and reply.lost_lease_ids:
             self._tell(LeasesLost(reply.lost_lease_ids))
+        if reply is not None and reply.is_draining:
+            self._service_drains(holder_id)
+            return
         # Behind an export the drives are what its target shows.
         if reply is not None and attachment.export is None and reply.drives_version != attachment.drives_version:
             self.ask("attach", holder_id, lambda: self._ask_for_drives(holder_id))

@@ -67,6 +67,10 @@ class ServiceUnavailableError(ServiceError):
     """The service cannot be reached or did not answer before the deadline."""
 
 
+class ServiceDrainingError(ServiceUnavailableError):
+    """The service is about to stop and takes nothing new. To be tried again when its next life answers."""
+
+
 class StaleHolderError(ServiceError):
     """The holder or its epoch is no longer known to the service: attach again."""
 

@@ -17,7 +17,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from meshfusion.jbof.policy.write_budget import WriteBudget
 from meshfusion.jbof.pool_addresses import drive_of_segment
+from meshfusion.jbof.segment_geometry import SegmentGeometry
 from meshfusion.jbof.segments import Allocation, SegmentCounts, SegmentRecord, SegmentTable
 from meshfusion.jbof.shelf_drive import (
     UNKNOWN_WEAR,
@@ -92,6 +94,14 @@ class Shelf:
     def wear(self, number: int, wear: DriveWear, domain: tuple[str, ...]) -> None:
         """What is known of its wear and its failure domain now."""
         self._drives[number] = replace(self._drives[number], wear=wear, domain=domain)
+
+    def rebudget(self, number: int, budget: WriteBudget | None) -> None:
+        """Another bound of what may be written to it, from now on."""
+        self._drives[number] = replace(self._drives[number], budget=budget)
+
+    def geometry_of(self, number: int) -> SegmentGeometry:
+        """Of one drive's segments."""
+        return self._drives[number].segments.geometry
 
     def is_offered(self, number: int) -> bool:
         """One that is not on the shelf is not."""

@@ -247,13 +247,16 @@ def heartbeat_request_from_pb(m: pb.HeartbeatRequest) -> t.HeartbeatRequest:
 
 
 def heartbeat_reply_to_pb(r: t.HeartbeatReply) -> pb.HeartbeatReply:
-    return pb.HeartbeatReply(lost_lease_ids=r.lost_lease_ids, drives_version=r.drives_version)
+    return pb.HeartbeatReply(
+        lost_lease_ids=r.lost_lease_ids, drives_version=r.drives_version, is_draining=r.is_draining
+    )
 
 
 def heartbeat_reply_from_pb(m: pb.HeartbeatReply) -> t.HeartbeatReply:
     return t.HeartbeatReply(
         lost_lease_ids=ids_from_pb("lost_lease_ids", m.lost_lease_ids),
         drives_version=check_int("drives_version", m.drives_version),
+        is_draining=m.is_draining,
     )
 
 

@@ -20,6 +20,7 @@ from meshfusion.jbof.errors import (
     MeshFusionError,
     PermissionDeniedError,
     PoolBusyError,
+    ServiceDrainingError,
     ServiceError,
     ServiceUnavailableError,
     StaleHolderError,
@@ -37,6 +38,7 @@ _MAX_DETAILS_CHARS = 500
 _CODES: tuple[tuple[type[MeshFusionError], grpc.StatusCode], ...] = (
     (MalformedMessageError, grpc.StatusCode.INVALID_ARGUMENT),
     (StaleHolderError, grpc.StatusCode.FAILED_PRECONDITION),
+    (ServiceDrainingError, grpc.StatusCode.UNAVAILABLE),
     (ServiceUnavailableError, grpc.StatusCode.UNAVAILABLE),
     (UnauthenticatedError, grpc.StatusCode.UNAUTHENTICATED),
     (PermissionDeniedError, grpc.StatusCode.PERMISSION_DENIED),

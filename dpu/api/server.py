@@ -11,7 +11,7 @@ import grpc
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
-from meshfusion.dpu.api import codec, codec_drives, codec_match, codec_status, codec_writes
+from meshfusion.dpu.api import codec, codec_drives, codec_match, codec_service, codec_status, codec_writes
 from meshfusion.dpu.api.address import UnixAddress, parse_address
 from meshfusion.dpu.api.drive_types import DriveAdmin, RemoveDriveRequest
 from meshfusion.dpu.api.error_codec import encode_error
@@ -21,6 +21,7 @@ from meshfusion.dpu.api.observe_server import WatchedEvents, observe_handler
 from meshfusion.dpu.api.observer import CallObserver, NobodyWatches
 from meshfusion.dpu.api.security.guard import Guard
 from meshfusion.dpu.api.security.server_tls import ServerTls
+from meshfusion.dpu.api.service_types import ServiceAdmin
 from meshfusion.dpu.api.types import AbortRequest, ChunkService, DetachRequest, ReleaseRequest
 from meshfusion.dpu.api.v1 import chunk_pb2 as pb
 from meshfusion.jbof.errors import MeshFusionError, ServiceError, ServiceUnavailableError
@@ -29,6 +30,7 @@ log = logging.getLogger(__name__)
 
 SERVICE_NAME = "meshfusion.v1.ChunkService"
 ADMIN_NAME = "meshfusion.v1.DriveAdmin"
+OPERATION_NAME = "meshfusion.v1.ServiceAdmin"
 # For callers that name no deadline (other gRPC tools), and the most that anyone gets (rule 8).
 DEFAULT_DEADLINE_S = 10.0
 MAX_DEADLINE_S = 60.0
@@ -70,12 +72,13 @@ def serve(
     connection_age_s: float = CONNECTION_AGE_S,
     observer: CallObserver | None = None,
     events: WatchedEvents | None = None,
+    operation: ServiceAdmin | None = None,
     thread_count: int = 32,
     lookup_thread_count: int = 8,
     max_concurrent_calls: int = 256,
 ) -> RunningServer:
-    """Start serving ``service``, and ``admin`` and ``events`` to operators, at ``listen`` (``unix:///path`` or
-    ``host:port``) and return at once. ``observer`` sees each call.
+    """Start serving ``service``, and ``admin``, ``operation`` and ``events`` to operators, at ``listen``
+    (``unix:///path`` or ``host:port``) and return at once. ``observer`` sees each call.
 
     Writers' calls wait for the index to be synced, so there are more threads than could compute at once, and others for
     lookups and the like. More than ``max_concurrent_calls`` are refused with RESOURCE_EXHAUSTED. ``service`` must allow
@@ -102,6 +105,9 @@ def serve(
     served = {SERVICE_NAME: _handlers("ChunkService", _calls(service, guard), undos, guard, observer, lookups)}
     if admin is not None:
         served[ADMIN_NAME] = _handlers("DriveAdmin", _admin_calls(admin), {}, guard, observer, lookups)
+    if operation is not None:
+        calls = codec_service.calls_of(operation)
+        served[OPERATION_NAME] = _handlers("ServiceAdmin", calls, {}, guard, observer, lookups)
     server.add_generic_rpc_handlers(
         tuple(grpc.method_handlers_generic_handler(name, handlers) for name, handlers in served.items())
     )

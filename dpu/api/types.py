@@ -286,10 +286,12 @@ class HeartbeatRequest:
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatReply:
-    """``drives_version``: see :class:`Attachment`."""
+    """``drives_version``: see :class:`Attachment`. ``is_draining``: the service is about to stop; whoever holds
+    something ends it and asks for nothing new."""
 
     lost_lease_ids: tuple[str, ...]
     drives_version: int = 0
+    is_draining: bool = False
 
 
 @dataclass(frozen=True, slots=True)

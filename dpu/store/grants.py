@@ -113,6 +113,11 @@ class GrantTable:
         return tuple(grant for grant in self._grants.values() if grant.holder_id == holder_id)
 
     @property
+    def awaited_count(self) -> int:
+        """Those that may yet be committed."""
+        return sum(grant.state not in _QUARANTINED for grant in self._grants.values())
+
+    @property
     def quarantined_segment_count(self) -> int:
         return len(self._quarantined)
 

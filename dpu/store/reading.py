@@ -35,6 +35,10 @@ class Reading:
         self._max_pinned_fraction = max_pinned_fraction
         self.counters: Counter[str] = Counter()
 
+    def retune(self, *, max_pinned_fraction: float) -> None:
+        """Leases that are out stay."""
+        self._max_pinned_fraction = max_pinned_fraction
+
     def match(self, now_s: float, request: api.MatchRequest, found: Mapping[bytes, api.ChunkRecord]) -> api.MatchReply:
         check_groups(request.groups)
         holder = self._attending.served(now_s, request.holder_id, None)

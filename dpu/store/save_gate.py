@@ -20,6 +20,9 @@ class SaveGate:
         self._health = health
         self._quarantine_max_fraction = quarantine_max_fraction
 
+    def retune(self, *, quarantine_max_fraction: float) -> None:
+        self._quarantine_max_fraction = quarantine_max_fraction
+
     def refuses(self, now_s: float) -> bool:
         """Also what is written on the pool's own account. That there is no room is found where it is looked for."""
         return self._health.refuses(now_s) or self._is_quarantine_full()

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from meshfusion.dpu.api import types as api
 from meshfusion.dpu.store.attending import Attending
@@ -284,6 +284,19 @@ class Store:
     def own_pins(self) -> Counter[int]:
         """Of writers, by segment, that are not grants'."""
         return self._tidying.pins()
+
+    # ---- changes while it is served ------------------------------------------------------------------------------
+
+    def retune(self, *, max_pinned_fraction: float, quarantine_max_fraction: float, free_fraction: float) -> None:
+        """As in :class:`StoreOptions`, from now on."""
+        self.options = replace(
+            self.options,
+            max_pinned_fraction=max_pinned_fraction,
+            quarantine_max_fraction=quarantine_max_fraction,
+            free_fraction=free_fraction,
+        )
+        self._reading.retune(max_pinned_fraction=max_pinned_fraction)
+        self._gate.retune(quarantine_max_fraction=quarantine_max_fraction)
 
     # ---- time and outcomes ---------------------------------------------------------------------------------------
 

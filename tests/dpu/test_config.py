@@ -110,7 +110,7 @@ extra: 1
         r"for example 0\.5",
         r"line 9: log\.level = 'loud': must be 'debug', 'info', 'warning' or 'error'",
         r"line 10: extra: unknown key; remove it; known here: listen, pool, tls, access, tokens_file, audit, exports, "
-        r"medium, leases, drives, log",
+        r"medium, leases, drives, stop_grace_s, log",
     ]
     assert len(problems) == len(expected)
     for problem, pattern in zip(problems, expected, strict=True):

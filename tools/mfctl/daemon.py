@@ -3,58 +3,85 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import json
 import logging
 import os
 import resource
 import signal
 import sys
-import threading
+import time
 from collections.abc import Callable
 from functools import partial
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from meshfusion.dpu.config import LogConfig, ServiceConfig, notes_on_pool
 from meshfusion.dpu.config_pool import pool_is_absent
+from meshfusion.dpu.drain_gate import DrainGate
+from meshfusion.dpu.service_admin import ServedServiceAdmin
 from meshfusion.dpu.telemetry.log_format import JsonFormatter, TextFormatter
 from meshfusion.jbof.errors import FormatError
+from meshfusion.tools.mfctl.log_file import LogFile
+from meshfusion.tools.mfctl.reloader import Reloader
+from meshfusion.tools.mfctl.sd_notify import Notifier
+from meshfusion.tools.mfctl.service_life import ServiceLife
+from meshfusion.tools.mfctl.service_signals import ServiceSignals
+from meshfusion.tools.mfctl.watchdog import Watchdog
 
 if TYPE_CHECKING:
-    from types import FrameType
-
     from meshfusion.dpu.pool import Pool
     from meshfusion.dpu.pool_opening import MakeExports
     from meshfusion.dpu.telemetry.service import Telemetry
 
 log = logging.getLogger("meshfusion.service")
 
-STOP_GRACE_S = 5.0
+CALLS_GRACE_S = 5.0
+# No work under the pool's lock takes as long.
+MUTEX_PATIENCE_S = 1.0
 
 
-def run_service(config: ServiceConfig, *, ready_as_json: bool, may_take_over: bool = False) -> None:
-    """Serve until SIGTERM or SIGINT, then let running calls finish for ``STOP_GRACE_S`` seconds.
+def run_service(config: ServiceConfig, *, config_path: Path, ready_as_json: bool, may_take_over: bool = False) -> None:
+    """Serve until SIGTERM or SIGINT, or until it is drained; then let running calls finish for ``CALLS_GRACE_S``.
+
+    ``config``: as read from ``config_path``, which is read anew on SIGHUP.
 
     Raises the typed errors of opening the pool and of listening, and FormatError when its index is found to be damaged
     while it is served. Must run in the main thread.
     """
     configure_logging(config.log)
     _use_all_descriptors()
-    stop = _StopSignal()
-    pool = _open_pool(config, stop.damaged, may_take_over=may_take_over)
+    faulthandler.register(signal.SIGUSR1, all_threads=True)  # for one that answers no calls any more
+    signals = ServiceSignals()
+    pool = _open_pool(config, signals.damaged, may_take_over=may_take_over)
     try:
-        stop.defer()
+        signals.defer()
         # After the pool: its checks may start child processes, which gRPC's threads do not like.
         from meshfusion.dpu.access.opening import open_door
         from meshfusion.dpu.api.server import serve
 
+        gate = DrainGate(pool, pool.held, time.monotonic)
+        notifier = Notifier.from_environment(os.environ, os.getpid())
+        watchdog = Watchdog(notifier, partial(pool.progress, patience_s=MUTEX_PATIENCE_S))
+        reloader = Reloader(config_path.absolute(), config, retune=pool.retune, relog=configure_logging)
+        life = ServiceLife(
+            gate,
+            signals,
+            notifier,
+            watchdog,
+            stop_grace_s=lambda: reloader.running.stop_grace_s,
+            reload=reloader.reload,
+        )
+        operation = ServedServiceAdmin(gate, version=own_version(), wake=signals.wake, reload=reloader.reload)
         door = open_door(config)
         telemetry = _telemetry(config, pool)
         try:
             server = serve(
-                pool,
+                gate,
                 config.listen,
                 admin=pool.drive_admin,
+                operation=operation,
                 guard=door.guard,
                 tls=door.tls,
                 observer=telemetry.calls,
@@ -64,11 +91,10 @@ def run_service(config: ServiceConfig, *, ready_as_json: bool, may_take_over: bo
                 telemetry.start()
                 pool.announce_service(server.address)
                 print(_ready_line(server.address, config.pool.path, pool.pool_uuid, ready_as_json), flush=True)
-                signal_name = stop.wait()
-                log.info("%s: stopping", signal_name)
-                telemetry.stopping(signal_name)
+                life.last()
+                telemetry.stopping(life.ended_by)
             finally:
-                server.stop(STOP_GRACE_S)
+                server.stop(0.0 if life.is_hurried else CALLS_GRACE_S)
         finally:
             telemetry.close()
             door.audit.close()
@@ -156,45 +182,17 @@ def _ready_line(address: str, path: Path, pool_uuid: str, as_json: bool) -> str:
     return "ready " + " ".join(f"{name}={value}" for name, value in fields.items())
 
 
-class _StopSignal:
-    """Turns SIGTERM and SIGINT into a return from :meth:`wait`; before :meth:`defer`, into the end of the process. An
-    index that is damaged becomes an error of :meth:`wait`."""
-
-    def __init__(self) -> None:
-        self._event = threading.Event()
-        self._deferred = False
-        self._name = ""
-        self._damage: FormatError | None = None
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._handle)
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        self._name = signal.Signals(number).name
-        self._event.set()
-        if not self._deferred:
-            # Still opening the pool, which may take long: unwind through its clean-up.
-            raise SystemExit(0)
-
-    def defer(self) -> None:
-        """From now on a signal waits for :meth:`wait`."""
-        self._deferred = True
-
-    def damaged(self, error: FormatError) -> None:
-        """From any thread: whoever reads on may crash."""
-        log.critical("%s: stopping", error.message)
-        self._damage = error
-        self._event.set()
-
-    def wait(self) -> str:
-        """Block until a signal has come; returns its name. Raises what :meth:`damaged` was told."""
-        self._event.wait()
-        if self._damage is not None:
-            raise self._damage
-        return self._name
+def own_version() -> str:
+    """Of this installation."""
+    try:
+        return version("meshfusion")
+    except PackageNotFoundError:
+        return "unknown"
 
 
 def configure_logging(config: LogConfig) -> None:
-    """Send this process's log to stderr."""
-    handler = logging.StreamHandler(sys.stderr)
+    """Send this process's log to its file, or to stderr. Raises ConfigError when the file cannot be written; the log
+    goes on as before then."""
+    handler = logging.StreamHandler(sys.stderr) if config.file is None else LogFile(config.file)
     handler.setFormatter(JsonFormatter() if config.format == "json" else TextFormatter())
     logging.basicConfig(level=config.level.upper(), handlers=[handler], force=True)

@@ -13,7 +13,7 @@ import click
 from meshfusion.tools.mfctl.output import format_option, print_document, print_table, printable, to_json
 from meshfusion.tools.mfctl.served_source import service_address
 from meshfusion.tools.mfctl.service_access import access_to
-from meshfusion.tools.mfctl.sources import saying_who_may_connect
+from meshfusion.tools.mfctl.sources import explained
 
 if TYPE_CHECKING:
     from meshfusion.dpu.api.event_types import Event
@@ -42,7 +42,7 @@ def events(path: Path | None, address: str | None, after_sequence: int, follow: 
     from meshfusion.dpu.api.event_client import GrpcEventSource
 
     found_at = service_address(path, address)
-    with closing(GrpcEventSource(found_at, access_to(found_at))) as source, saying_who_may_connect(found_at):
+    with closing(GrpcEventSource(found_at, access_to(found_at))) as source, explained(found_at):
         found = source.events(after_sequence, follow=follow)
         if follow:
             _print_each(found, output_format)

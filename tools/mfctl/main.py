@@ -28,6 +28,7 @@ from meshfusion.tools.mfctl.pool_commands import pool
 from meshfusion.tools.mfctl.service_access import access_options, remember_access
 from meshfusion.tools.mfctl.service_commands import run, service
 from meshfusion.tools.mfctl.sim_command import sim
+from meshfusion.tools.mfctl.support_commands import support
 from meshfusion.tools.mfctl.token_commands import token
 from meshfusion.tools.mfctl.top_command import top
 from meshfusion.tools.mfctl.verify_command import verify
@@ -104,7 +105,25 @@ def mfctl(context: click.Context, /, **access: Any) -> None:
     remember_access(context, access)
 
 
-for command in (pool, service, chunk, jbof, path, events, top, config, kinds, doctor, verify, sim, lab, token, audit):
+COMMANDS = (
+    pool,
+    service,
+    chunk,
+    jbof,
+    path,
+    events,
+    top,
+    config,
+    kinds,
+    doctor,
+    support,
+    verify,
+    sim,
+    lab,
+    token,
+    audit,
+)
+for command in COMMANDS:
     mfctl.add_command(command)
 
 meshfusion = RootCommand(

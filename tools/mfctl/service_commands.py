@@ -1,17 +1,25 @@
-"""``mfctl service run``, which is also the ``meshfusion`` daemon."""
+"""``mfctl service``: ``run``, which is also the ``meshfusion`` daemon, and what is asked of one that runs."""
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from meshfusion.tools.mfctl.output import format_option
+from meshfusion.tools.mfctl.numbers import FiniteRange
+from meshfusion.tools.mfctl.output import format_option, format_seconds, print_document, print_fields
+from meshfusion.tools.mfctl.service_source import address_of, running_service_options, service_admin
+from meshfusion.tools.mfctl.unit_command import unit
+
+if TYPE_CHECKING:
+    from meshfusion.dpu.api.service_types import ServiceState
 
 
 @click.group()
 def service() -> None:
-    """Run the chunk service."""
+    """Run the chunk service, and look after it."""
 
 
 @service.command()
@@ -39,4 +47,90 @@ def run(config_path: Path, takeover: bool, output_format: str) -> None:
     from meshfusion.tools.mfctl.daemon import run_service
 
     as_json = output_format != "table"  # on one line, which JSON is, and YAML too
-    run_service(load_service_config(config_path), ready_as_json=as_json, may_take_over=takeover)
+    config = load_service_config(config_path)
+    run_service(config, config_path=config_path, ready_as_json=as_json, may_take_over=takeover)
+
+
+@service.command()
+@running_service_options
+@format_option
+def state(address: str | None, config_path: Path | None, output_format: str) -> None:
+    """Tell how the running service stands: version, process, whether it drains, and what is open."""
+    with service_admin(address_of(address, config_path)) as admin:
+        found = admin.state(deadline_s=5.0)
+    if output_format != "table":
+        print_document(_as_document(found), output_format)
+        return
+    rows = [("version", found.version), ("process", found.pid), ("up", format_seconds(found.uptime_s))]
+    rows += [("phase", found.phase.value), ("writes open", found.open_write_count)]
+    print_fields([*rows, ("leases open", found.open_lease_count)])
+
+
+@service.command()
+@running_service_options
+@click.option(
+    "--deadline",
+    "within_s",
+    type=FiniteRange(0, 86_400),
+    default=60.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="What is open may end in this time; then the service stops all the same.",
+)
+@format_option
+def drain(address: str | None, config_path: Path | None, within_s: float, output_format: str) -> None:
+    """Let engines end what they have open, then stop the service; returns when it has stopped.
+
+    From now on the service refuses engines that attach and chunks to be saved; lookups, commits and releases are
+    answered until the last write is committed or given back and the last lease has ended. Engines go on without the
+    pool and attach again when it is back. Started by systemd, the service stays stopped until it is started again.
+    Exits 1 when the deadline passed while something was open.
+    """
+    from meshfusion.tools.mfctl.service_drain import drain_service
+
+    def told(state: ServiceState) -> None:
+        if output_format == "table":
+            open_now = f"{state.open_write_count} writes and {state.open_lease_count} leases are open"
+            click.echo(f"{open_now}, {state.remaining_s:.0f} s left", err=True)
+
+    with service_admin(address_of(address, config_path)) as admin:
+        last = drain_service(admin, within_s, told, now_s=time.monotonic)
+    if output_format != "table":
+        print_document(_as_document(last), output_format)
+    elif last.phase.is_last:
+        click.echo(f"{last.phase.value}, and stopped")
+    else:
+        click.echo("stopped")
+    if last.open_write_count or last.open_lease_count:
+        raise click.exceptions.Exit(1)
+
+
+@service.command()
+@running_service_options
+@format_option
+def reload(address: str | None, config_path: Path | None, output_format: str) -> None:
+    """Let the running service read its configuration anew, as SIGHUP does.
+
+    What can be changed while it serves is changed at once; the rest is named, and needs a restart. When anything is
+    wrong with the file, all of it is told and nothing changes.
+    """
+    with service_admin(address_of(address, config_path)) as admin:
+        report = admin.reload(deadline_s=30.0)
+    if output_format != "table":
+        print_document(report, output_format)
+        return
+    for change in report.applied:
+        click.echo(f"applied: {change.key} is {change.after} (was {change.before})")
+    for change in report.needs_restart:
+        click.echo(f"needs a restart: {change.key} is {change.before}, and {change.after} in the file")
+    if not (report.applied or report.needs_restart):
+        click.echo("nothing has changed")
+
+
+service.add_command(unit)
+
+
+def _as_document(state: ServiceState) -> dict[str, object]:
+    import dataclasses
+
+    return dataclasses.asdict(state) | {"phase": state.phase.value}

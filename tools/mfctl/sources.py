@@ -81,15 +81,15 @@ def _client(address: str) -> Iterator[ChunkService]:
 
     client = GrpcChunkService(address, access_to(address))
     try:
-        with saying_who_may_connect(address):
+        with explained(address):
             yield client
     finally:
         client.close()
 
 
 @contextmanager
-def saying_who_may_connect(address: str) -> Iterator[None]:
-    """A service that this user cannot reach is told apart from one that is not there."""
+def explained(address: str) -> Iterator[None]:
+    """Of a service at ``address`` that cannot be reached, tell when that is for lack of permission."""
     try:
         yield
     except ServiceUnavailableError as e:

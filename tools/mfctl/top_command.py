@@ -22,7 +22,7 @@ from meshfusion.tools.mfctl.output import (
 )
 from meshfusion.tools.mfctl.served_source import service_address
 from meshfusion.tools.mfctl.service_access import access_to
-from meshfusion.tools.mfctl.sources import saying_who_may_connect
+from meshfusion.tools.mfctl.sources import explained
 from meshfusion.tools.mfctl.top_rates import Look, top_object
 
 _DEADLINE_S = 5.0
@@ -69,7 +69,7 @@ def _looks(address: str, interval_s: float) -> Iterator[dict[str, Any]]:
     with closing(GrpcChunkService(address, access)) as service, closing(GrpcDriveAdmin(address, access)) as admin:
 
         def look() -> Look:
-            with saying_who_may_connect(address):
+            with explained(address):
                 status = service.status(deadline_s=_DEADLINE_S)
                 return Look(time.monotonic(), status, admin.drives(deadline_s=_DEADLINE_S))
 

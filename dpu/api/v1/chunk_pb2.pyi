@@ -310,12 +310,14 @@ class HeartbeatRequest(_message.Message):
     def __init__(self, holder_id: _Optional[str] = ..., epoch: _Optional[int] = ..., lease_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class HeartbeatReply(_message.Message):
-    __slots__ = ("lost_lease_ids", "drives_version")
+    __slots__ = ("lost_lease_ids", "drives_version", "is_draining")
     LOST_LEASE_IDS_FIELD_NUMBER: _ClassVar[int]
     DRIVES_VERSION_FIELD_NUMBER: _ClassVar[int]
+    IS_DRAINING_FIELD_NUMBER: _ClassVar[int]
     lost_lease_ids: _containers.RepeatedScalarFieldContainer[str]
     drives_version: int
-    def __init__(self, lost_lease_ids: _Optional[_Iterable[str]] = ..., drives_version: _Optional[int] = ...) -> None: ...
+    is_draining: bool
+    def __init__(self, lost_lease_ids: _Optional[_Iterable[str]] = ..., drives_version: _Optional[int] = ..., is_draining: _Optional[bool] = ...) -> None: ...
 
 class DropRequest(_message.Message):
     __slots__ = ("holder_id", "key", "extent", "reason")
@@ -578,3 +580,65 @@ class Event(_message.Message):
     text: str
     fields: _containers.RepeatedCompositeFieldContainer[EventField]
     def __init__(self, sequence: _Optional[int] = ..., time_s: _Optional[float] = ..., kind: _Optional[str] = ..., severity: _Optional[str] = ..., text: _Optional[str] = ..., fields: _Optional[_Iterable[_Union[EventField, _Mapping[str, object]]]] = ...) -> None: ...
+
+class ServiceStateRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class DrainRequest(_message.Message):
+    __slots__ = ("deadline_s", "wait_s")
+    DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
+    WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    deadline_s: float
+    wait_s: float
+    def __init__(self, deadline_s: _Optional[float] = ..., wait_s: _Optional[float] = ...) -> None: ...
+
+class ServiceState(_message.Message):
+    __slots__ = ("version", "pid", "uptime_s", "phase", "remaining_s", "open_write_count", "open_lease_count")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    UPTIME_S_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    REMAINING_S_FIELD_NUMBER: _ClassVar[int]
+    OPEN_WRITE_COUNT_FIELD_NUMBER: _ClassVar[int]
+    OPEN_LEASE_COUNT_FIELD_NUMBER: _ClassVar[int]
+    version: str
+    pid: int
+    uptime_s: float
+    phase: str
+    remaining_s: float
+    open_write_count: int
+    open_lease_count: int
+    def __init__(self, version: _Optional[str] = ..., pid: _Optional[int] = ..., uptime_s: _Optional[float] = ..., phase: _Optional[str] = ..., remaining_s: _Optional[float] = ..., open_write_count: _Optional[int] = ..., open_lease_count: _Optional[int] = ...) -> None: ...
+
+class ReloadRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ConfigChange(_message.Message):
+    __slots__ = ("key", "before", "after")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    before: str
+    after: str
+    def __init__(self, key: _Optional[str] = ..., before: _Optional[str] = ..., after: _Optional[str] = ...) -> None: ...
+
+class ReloadReply(_message.Message):
+    __slots__ = ("applied", "needs_restart")
+    APPLIED_FIELD_NUMBER: _ClassVar[int]
+    NEEDS_RESTART_FIELD_NUMBER: _ClassVar[int]
+    applied: _containers.RepeatedCompositeFieldContainer[ConfigChange]
+    needs_restart: _containers.RepeatedCompositeFieldContainer[ConfigChange]
+    def __init__(self, applied: _Optional[_Iterable[_Union[ConfigChange, _Mapping[str, object]]]] = ..., needs_restart: _Optional[_Iterable[_Union[ConfigChange, _Mapping[str, object]]]] = ...) -> None: ...
+
+class StacksRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class StacksReply(_message.Message):
+    __slots__ = ("text",)
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    def __init__(self, text: _Optional[str] = ...) -> None: ...

@@ -32,6 +32,7 @@ from meshfusion.dpu.api.v1 import chunk_pb2 as pb
 from meshfusion.dpu.pool import Pool
 from meshfusion.dpu.telemetry.event_log import EventLog
 from meshfusion.jbof.errors import ConfigError
+from tests.dpu.api.fake_operation import FakeOperation
 from tests.dpu.pool_cases import IDENTITY, make_pool
 
 EXAMPLES = int(os.environ.get("MESHFUSION_FUZZ_EXAMPLES", "40"))
@@ -69,7 +70,12 @@ class Rig:
         self.audit = AuditLog(folder / "audit.log")
         admin: Any = OnlyInside(self.pool.drive_admin)
         self.server = serve(
-            self.pool, f"unix://{folder}/s", admin=admin, guard=Guard(audit=self.audit), events=EventLog()
+            self.pool,
+            f"unix://{folder}/s",
+            admin=admin,
+            operation=FakeOperation(),
+            guard=Guard(audit=self.audit),
+            events=EventLog(),
         )
         self.channel = grpc.insecure_channel(self.server.address)
         self.holder_id = ""

@@ -32,6 +32,7 @@ from meshfusion.dpu.api.server import RunningServer, serve
 from meshfusion.dpu.api.v1 import chunk_pb2 as pb
 from meshfusion.dpu.telemetry.event_log import EventLog
 from meshfusion.jbof import errors
+from tests.dpu.api.fake_operation import FakeOperation
 from tests.dpu.api.fake_service import FakeChunkService, make_chunk
 from tests.dpu.security.authority import Authority, client_of, replace, server_files
 
@@ -78,7 +79,14 @@ class Rig:
         self.tokens_path = write_tokens(folder / "tokens.json", **names)
         self.audit = AuditLog(self.audit_path)
         self.guard = Guard(CallerIdentity(find_token=TokensFile(self.tokens_path).find), self.audit)
-        self.server = serve(self.service, "127.0.0.1:0", admin=self.admin, guard=self.guard, events=EventLog())
+        self.server = serve(
+            self.service,
+            "127.0.0.1:0",
+            admin=self.admin,
+            operation=FakeOperation(),
+            guard=self.guard,
+            events=EventLog(),
+        )
         self._clients: list[GrpcChunkService | GrpcDriveAdmin] = []
 
     def security(self, name: str) -> ClientSecurity:
@@ -149,8 +157,19 @@ def raw_call(server: RunningServer, name: str, token: str | None, scheme: str = 
 # What each role may do, written down once more by hand: whoever changes the table changes this too.
 MAY = {
     "engine": {"Attach", "Match", "Release", "Reserve", "Commit", "Abort", "Heartbeat", "Drop", "Detach"},
-    "operator": {"Status", "ListChunks", "GetChunk", "Events", "Drives", "AddDrive", "DrainDrive", "RemoveDrive"},
-    "read-only": {"Status", "ListChunks", "GetChunk", "Events", "Drives"},
+    "operator": {
+        "Status",
+        "ListChunks",
+        "GetChunk",
+        "Events",
+        "State",
+        "Drives",
+        "AddDrive",
+        "DrainDrive",
+        "RemoveDrive",
+    }
+    | {"Drain", "Reload", "Stacks"},
+    "read-only": {"Status", "ListChunks", "GetChunk", "Events", "State", "Drives"},
 }
 
 

@@ -30,7 +30,7 @@ class ClosableHost(DriveAsHost):
 @pytest.fixture
 def node(tmp_path: Path) -> Path:
     path = tmp_path / "node"
-    path.write_bytes(bytes(1 << 20))
+    path.write_bytes(bytes(2 << 20))
     return path
 
 

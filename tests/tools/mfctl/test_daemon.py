@@ -26,8 +26,8 @@ from meshfusion.dpu.api.liveness import hold_liveness
 from meshfusion.jbof.digest import load_kernels
 from meshfusion.jbof.errors import FormatError, StaleHolderError, UnsupportedError
 from meshfusion.jbof.format import ChunkHeader, encode_chunk_header, header_lba_count, unit_lba_count
-from meshfusion.tools.mfctl.daemon import _StopSignal
 from meshfusion.tools.mfctl.main import mfctl
+from meshfusion.tools.mfctl.service_signals import ServiceSignals
 
 DEADLINE_S = 20.0
 UNIT_BYTES, UNIT_COUNT = 6_000, 3
@@ -152,6 +152,7 @@ def match_request(holder: t.Attachment, *keys: bytes) -> t.MatchRequest:
 
 def test_the_whole_life(config: Path, start: Start, tmp_path: Path) -> None:
     address, pool = f"unix://{tmp_path}/s", str(tmp_path / "pool")
+    config.write_text(config.read_text() + "stop_grace_s: 0.5\n")
     process = start(config, "--format", "json")
     ready = json.loads(ready_line(process))
     assert ready["ready"] is True
@@ -181,6 +182,8 @@ def test_the_whole_life(config: Path, start: Start, tmp_path: Path) -> None:
     _, log = process.communicate(timeout=30)
     assert process.returncode == 0, log
     assert "SIGTERM: stopping" in log
+    assert "draining for at most 0.5 s: 0 writes and 1 leases open" in log
+    assert "stopping with 0 writes and 1 leases open" in log
     assert log.rstrip().endswith("stopped")
     assert not (tmp_path / "s").exists()
     os.close(liveness)
@@ -270,17 +273,21 @@ def test_json_log_lines(config: Path, start: Start) -> None:
 def test_a_signal_while_opening_ends_the_process_and_later_ones_are_kept() -> None:
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        stop = _StopSignal()
+        signals = ServiceSignals()
         with pytest.raises(SystemExit) as ended:
             signal.raise_signal(signal.SIGINT)
         assert ended.value.code == 0
-        stop.defer()
+        assert signals.take_endings() == ["SIGINT"]
+        signals.defer()
         signal.raise_signal(signal.SIGTERM)
-        assert stop.wait() == "SIGTERM"
+        signals.wait(DEADLINE_S)
+        assert signals.take_endings() == ["SIGTERM"]
+        signals.wait(0.0)
+        assert signals.take_endings() == []
         damage = FormatError("the index is damaged", next_step="mfctl pool rebuild-index")
-        stop.damaged(damage)
+        signals.damaged(damage)
         with pytest.raises(FormatError) as raised:
-            stop.wait()
+            signals.wait(None)
         assert raised.value is damage
     finally:
         for number, handler in before.items():

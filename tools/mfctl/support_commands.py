@@ -1,0 +1,70 @@
+"""``mfctl support dump``."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import click
+
+from meshfusion.tools.mfctl.output import format_option, print_document
+
+
+@click.group()
+def support() -> None:
+    """Gather what somebody needs who is asked for help."""
+
+
+@support.command()
+@click.option(
+    "--config",
+    "config_path",
+    type=click.Path(path_type=Path, readable=False),
+    metavar="FILE",
+    help="Configuration of the service; the service and the pool are those that it names.",
+)
+@click.option("--service", "address", metavar="ADDRESS", help="The running service is at unix:///path or host:port.")
+@click.option("--pool", type=click.Path(path_type=Path, readable=False), metavar="PATH", help="The pool.")
+@click.option(
+    "--log",
+    type=click.Path(path_type=Path, readable=False),
+    metavar="FILE",
+    help="The service's log; its last MiB goes into the bundle as it is.  [default: log.file]",
+)
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Where to write it.  [default: meshfusion-support-TIME.tar.gz]",
+)
+@format_option
+def dump(
+    config_path: Path | None,
+    address: str | None,
+    pool: Path | None,
+    log: Path | None,
+    output: Path | None,
+    output_format: str,
+) -> None:
+    """Write an archive with the state of service, pool, drives and machine, readable by you only.
+
+    It holds the configuration without its secrets, stacks of the service's threads, and what mfctl doctor says; no
+    chunks, no keys, no environment. What could not be had is listed in its manifest, and here.
+    """
+    from meshfusion.tools.mfctl.daemon import own_version
+    from meshfusion.tools.mfctl.support_bundle import collect, write_bundle
+    from meshfusion.tools.mfctl.support_parts import parts_of, subject_of
+
+    now_s = time.time()
+    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now_s))
+    path = output or Path(f"meshfusion-support-{stamp}.tar.gz")
+    collected = collect(parts_of(subject_of(config_path, address, pool, log)))
+    facts: dict[str, object] = {"made_at": stamp, "made_by": f"meshfusion {own_version()}"}
+    write_bundle(path, collected, facts=facts, now_s=now_s)
+    if output_format != "table":
+        document = {"path": str(path), "files": sorted(collected.files), "failed": list(collected.failures)}
+        print_document(document, output_format)
+        return
+    for failure in collected.failures:
+        click.echo(f"left out: {failure.part}: {failure.error}", err=True)
+    click.echo(f"wrote {path} with {len(collected.files)} files; look through it before you pass it on")
