@@ -29,8 +29,9 @@ from meshfusion.jbof.errors import FormatError, MeshFusionError
 
 logger = logging.getLogger("meshfusion.pool")
 
-CLOSE_S: Final = 5.0
-"""A drive that hangs holds up the end of the service no longer than that."""
+CLOSE_S: Final = 20.0
+"""What is under way with a drive at the service's end has so long: more than a command that hangs is waited for
+(:class:`~meshfusion.dpu.running_drives.DriveOptions`), and all of it together."""
 
 
 @dataclass(frozen=True, slots=True)

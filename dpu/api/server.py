@@ -14,11 +14,11 @@ from google.protobuf.message_factory import GetMessageClass
 from meshfusion.dpu.api import codec, codec_drives, codec_match, codec_service, codec_status, codec_writes
 from meshfusion.dpu.api.address import UnixAddress, parse_address
 from meshfusion.dpu.api.drive_types import DriveAdmin, RemoveDriveRequest
-from meshfusion.dpu.api.error_codec import encode_error
 from meshfusion.dpu.api.limits import MAX_MESSAGE_BYTES, check_id, check_key, malformed
 from meshfusion.dpu.api.listen import bind
 from meshfusion.dpu.api.observe_server import WatchedEvents, observe_handler
 from meshfusion.dpu.api.observer import CallObserver, NobodyWatches
+from meshfusion.dpu.api.refusing import RefusesUnread, abort
 from meshfusion.dpu.api.security.guard import Guard
 from meshfusion.dpu.api.security.server_tls import ServerTls
 from meshfusion.dpu.api.service_types import ServiceAdmin
@@ -88,8 +88,10 @@ def serve(
     """
     executor = ThreadPoolExecutor(thread_count, thread_name_prefix="chunk-service")
     lookups = ThreadPoolExecutor(lookup_thread_count, thread_name_prefix="chunk-lookup")
+    guard = guard or Guard()
     server = grpc.server(
         executor,
+        interceptors=[RefusesUnread(guard)],
         maximum_concurrent_rpcs=max_concurrent_calls,
         options=[
             ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -99,7 +101,6 @@ def serve(
             *(_ageing(connection_age_s) if tls is not None else ()),
         ],
     )
-    guard = guard or Guard()
     undos: dict[str, Undo] = {"Match": _undo_match(service), "Reserve": _undo_reserve(service)}
     observer = observer or NobodyWatches()
     served = {SERVICE_NAME: _handlers("ChunkService", _calls(service, guard), undos, guard, observer, lookups)}
@@ -275,13 +276,10 @@ def _handler(
             return answer(raw, context)
         except MeshFusionError as e:
             log.debug("%s refused: %s", name, e.message)
-            code, details, metadata = encode_error(e)
+            abort(context, e)
         except Exception:
             log.exception("%s failed: a defect of the service", name)
             error = ServiceError(f"{name} failed inside the service", next_step="Look at the service's log.")
-            _, details, metadata = encode_error(error)
-            code = grpc.StatusCode.INTERNAL
-        context.set_trailing_metadata(metadata)
-        context.abort(code, details)
+            abort(context, error, grpc.StatusCode.INTERNAL)
 
     return handle

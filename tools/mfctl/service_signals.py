@@ -21,8 +21,7 @@ class ServiceSignals:
     end of the process. An index that is damaged becomes an error of :meth:`wait`. Must be made in the main thread,
     which waits, too.
 
-    Handlers write to a pipe and take no lock: they run in the middle of whatever the main thread does, which may hold
-    one.
+    Handlers take no lock: they run in the middle of whatever the main thread does, which may hold one.
     """
 
     def __init__(self) -> None:
@@ -34,6 +33,9 @@ class ServiceSignals:
         for number in _ENDING:
             signal.signal(number, self._handle_ending)
         signal.signal(signal.SIGHUP, self._handle_reload)
+        # A signal may reach the process in any of its threads, which interrupts no wait of the main thread, and handlers
+        # run in that one only: whoever gets it writes to the pipe at once.
+        signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
 
     def _handle_ending(self, number: int, frame: FrameType | None) -> None:
         self._endings.append(signal.Signals(number).name)

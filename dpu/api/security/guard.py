@@ -14,7 +14,7 @@ import grpc
 from google.protobuf.message import Message
 
 from meshfusion.dpu.api.limits import malformed
-from meshfusion.dpu.api.security.identity import CallerIdentity
+from meshfusion.dpu.api.security.identity import CallerIdentity, Metadata
 from meshfusion.dpu.api.security.peers import is_on_this_machine
 from meshfusion.dpu.api.security.principal import MAX_INCARNATION_CHARS, Principal
 from meshfusion.dpu.api.security.roles import RULES, Role, Rule
@@ -65,6 +65,11 @@ class Guard:
     @property
     def asks_who_calls(self) -> bool:
         return self._identity.asks
+
+    def is_unknown(self, metadata: Metadata) -> bool:
+        """Must a caller with this metadata be refused, whoever it is? Told before anything else of the call is known;
+        :meth:`admit` says and counts why."""
+        return self._identity.lacks_token(metadata)
 
     def counts(self) -> dict[str, int]:
         """Refused calls since the start, by the cause."""

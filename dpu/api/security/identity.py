@@ -10,6 +10,8 @@ import grpc
 from meshfusion.dpu.api.security.principal import LOCAL, Principal
 from meshfusion.jbof.errors import PermissionDeniedError, UnauthenticatedError
 
+Metadata = Iterable[tuple[str, str | bytes]]
+
 _NAMES: Final = ("x509_common_name", "x509_subject_alternative_name")
 _SCHEME: Final = "bearer "
 _ADD_SUBJECT: Final = "Name one of its names under access in the service's configuration, or use another certificate."
@@ -33,6 +35,16 @@ class CallerIdentity:
         """Must callers say who they are?"""
         return bool(self._subjects) or self._find_token is not None
 
+    def lacks_token(self, metadata: Metadata) -> bool:
+        """Is everybody known by a token, and none of them here?"""
+        if self._find_token is None or self._subjects:
+            return False
+        try:
+            token = _token(metadata)
+        except UnauthenticatedError:
+            return True
+        return token is None or self._find_token(token) is None
+
     def identify(self, context: grpc.ServicerContext) -> Principal:
         """A token, where one is shown, says who calls, else the certificate.
 
@@ -41,7 +53,7 @@ class CallerIdentity:
         """
         if not self.asks:
             return LOCAL
-        token = _token(context)
+        token = _token(context.invocation_metadata() or ())
         if token is not None:
             found = None if self._find_token is None else self._find_token(token)
             if found is None:
@@ -76,8 +88,8 @@ def _names(context: grpc.ServicerContext) -> frozenset[str]:
     return frozenset(value.decode("utf-8", "replace") for key in _NAMES for value in shown.get(key, ()) if value)
 
 
-def _token(context: grpc.ServicerContext) -> str | None:
-    found = [value for key, value in context.invocation_metadata() or () if key == "authorization"]
+def _token(metadata: Metadata) -> str | None:
+    found = [value for key, value in metadata if key == "authorization"]
     if not found:
         return None
     text = found[0] if isinstance(found[0], str) else ""

@@ -119,11 +119,11 @@ def test_a_disk_that_hangs_keeps_no_lookup_waiting(rig: Rig, monkeypatch: pytest
         assert may_go.wait(60)
         fsync(descriptor)
 
-    client = rig.admin_client("reader")
+    client = rig.admin_client("operator")
 
     def call() -> None:
         with contextlib.suppress(MeshFusionError):
-            client.drives(deadline_s=60)
+            client.remove_drive(RemoveDriveRequest(1), deadline_s=60)
 
     monkeypatch.setattr("meshfusion.dpu.access.audit_log.DEADLINE_S", 0.2)
     monkeypatch.setattr("meshfusion.dpu.access.audit_log.os.fsync", hang)

@@ -20,7 +20,7 @@ from meshfusion.dpu.api.client import GrpcChunkService
 from meshfusion.dpu.api.drive_client import GrpcDriveAdmin
 from meshfusion.dpu.api.drive_types import DriveStatus, RemoveDriveRequest
 from meshfusion.dpu.api.error_codec import DETAIL_METADATA_KEY
-from meshfusion.dpu.api.limits import MalformedMessageError
+from meshfusion.dpu.api.limits import MAX_MESSAGE_BYTES, MalformedMessageError
 from meshfusion.dpu.api.security.client_security import ClientSecurity
 from meshfusion.dpu.api.security.guard import Guard
 from meshfusion.dpu.api.security.identity import CallerIdentity
@@ -385,3 +385,17 @@ def test_the_callers_token_file(rig: Rig, data: bytes, mode: int, message: str |
             client.status(deadline_s=DEADLINE_S)
         assert "secret stuff" not in str(caught.value)
     client.close()
+
+
+@pytest.mark.parametrize("shown", [None, f"Bearer {token_of(bytes([99]) * 32)}", "Basic eA=="])
+def test_of_callers_that_nobody_knows_no_message_is_read(rig: Rig, shown: str | None) -> None:
+    """Each would take as much memory as a message may have. One that has more tells whether it was looked at."""
+    body, options = bytes(MAX_MESSAGE_BYTES + 1), [("grpc.max_send_message_length", -1)]
+    with grpc.insecure_channel(rig.server.address, options=options) as channel:
+        match: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/meshfusion.v1.ChunkService/Match")
+        for text, code in ((f"Bearer {TOKENS['engine-1']}", "RESOURCE_EXHAUSTED"), (shown, "UNAUTHENTICATED")):
+            with pytest.raises(grpc.RpcError) as refused:
+                match(body, timeout=DEADLINE_S, metadata=(("authorization", text),) if text else ())
+            assert refused.value.code().name == code
+    assert rig.guard.counts()["calls_unauthenticated"] == 1
+    assert rig.service.calls == []

@@ -492,3 +492,21 @@ def test_a_target_that_never_answers_does_not_hold_up_the_end(config: Path, tmp_
     successor = start(config)
     assert successor.stdout is not None
     assert successor.stdout.readline().startswith("ready "), "the pool is free when the process has ended"
+
+
+def test_a_signal_that_another_thread_gets_wakes_the_main_thread() -> None:
+    """The kernel gives a process's signal to any thread that does not block it, here to none but the other one."""
+    code = """
+import os, signal, threading, time
+from meshfusion.tools.mfctl.service_signals import ServiceSignals
+signals = ServiceSignals()
+signals.defer()
+threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
+began_s = time.monotonic()
+signals.wait(30.0)
+print(signals.take_endings(), time.monotonic() - began_s < 20.0)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "['SIGTERM'] True\n"
