@@ -33,8 +33,8 @@ class ServiceSignals:
         for number in _ENDING:
             signal.signal(number, self._handle_ending)
         signal.signal(signal.SIGHUP, self._handle_reload)
-        # A signal may reach the process in any of its threads, which interrupts no wait of the main thread, and handlers
-        # run in that one only: whoever gets it writes to the pipe at once.
+        # Any thread may get a signal, which interrupts no wait of the main thread, and handlers run in that one only:
+        # whoever gets it writes to the pipe at once.
         signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
 
     def _handle_ending(self, number: int, frame: FrameType | None) -> None:
