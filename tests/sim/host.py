@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from meshfusion.dpu.api import types as api
 from meshfusion.jbof.format import shard_lba_count
 from meshfusion.jbof.pool_addresses import drive_of_segment, pool_lba
+from tests.sim.dialects import Dialect
 from tests.sim.medium import Token
 
 UNIT_BYTES = 4096
@@ -43,6 +44,8 @@ class Work:
     lands_from_s: float = 0.0  # a drive may take its time
     is_doubtful: bool = False  # its holder cannot tell what became of it
     is_failed: bool = False  # a write of it came back with an error, and its holder knows
+    is_given_back: bool = False  # its holder has said what became of it
+    to_replay: list[tuple[int, Token]] = field(default_factory=list, repr=False)  # by its initiator, if it reconnects
 
     @property
     def is_written(self) -> bool:
@@ -55,16 +58,20 @@ class Work:
 
 @dataclass
 class Host:
-    """``lock_held``: its liveness lock, with local access. ``leaving``: it takes no new work and drains."""
+    """``lock_held``: its liveness lock, with local access. ``leaving``: it takes no new work and drains.
+    ``machine``: where it runs with local access, or whose target it uses."""
 
     holder_id: str
     identity: bytes
     access: api.Access
+    dialect: Dialect = Dialect.OURS
+    machine: str = ""
     epoch: int = 0
     lock_held: bool = False
     is_attached: bool = False
     is_alive: bool = True
     is_leaving: bool = False
+    silent_s: float = 0.0  # for how long, this time
     silent_until_s: float = 0.0
     works: list[Work] = field(default_factory=list)
     leases: dict[str, tuple[api.ChunkRecord, ...]] = field(default_factory=dict)
@@ -74,12 +81,17 @@ class Host:
     def in_flight(self) -> list[Work]:
         return [work for work in self.works if work.in_flight]
 
+    @property
+    def is_drained(self) -> bool:
+        return not any(work.in_flight or work.to_replay for work in self.works)
+
     def die(self) -> None:
         """The kernel ends its writes and frees its lock. What a target has received, it may write all the same."""
         self.is_alive = self.lock_held = self.is_attached = False
         self.works = [] if self.access is api.Access.LOCAL else self.in_flight
         for work in self.works:
             work.planned.clear()
+            work.to_replay.clear()
         self.leases.clear()
 
     def submit_writes(self, work: Work, lands_from_s: float) -> None:
@@ -171,6 +183,7 @@ def attach_request(host: Host) -> api.AttachRequest:
         identity=host.identity,
         rank_count=1,
         access=host.access,
+        api_version=host.dialect.api_version,
     )
 
 

@@ -9,9 +9,11 @@ from collections.abc import Callable
 
 from meshfusion.dpu.api import types as api
 from meshfusion.jbof.policy.write_budget import DAY_S
-from tests.sim import actions
+from tests.sim import actions, drive_faults
 from tests.sim import host as hosts
 from tests.sim.arguments import at_least
+from tests.sim.checks import check_counts
+from tests.sim.dialects import Dialect
 from tests.sim.medium import Violation, must
 from tests.sim.service import MAX_EXTENT_LBA_COUNT, OPTIONS, SEGMENT_COUNT, Rules
 from tests.sim.world import World
@@ -49,6 +51,7 @@ EVENTS: dict[Callable[[World], None], float] = {
     lambda world: world.pass_time(world.rng.choice((5.0, 20.0, 70.0))): 0.4,
     lambda world: world.probe(): 2,
     lambda world: world.export(): 3,
+    lambda world: world.connect(): 2,
     lambda world: world.bury(): 2,
     lambda world: world.tidy(): 4,
 }
@@ -58,13 +61,17 @@ FAULTS: dict[Callable[[World], None], float] = {
     lambda world: world.kill(world.rng.choice(world.hosts)): 0.4,
     _lose_power: 0.05,
     lambda world: world.restart_target(): 0.2,
+    lambda world: world.suspend_service(): 0.05,
+    lambda world: world.leap(): 0.05,
+    lambda world: world.change_owner(): 0.2,
+    lambda world: world.stir_rival(): 1,
     _fail_for_a_while: 0.1,
 }
-WATCH: dict[Callable[[World], None], float] = {lambda world: world.see_drives(): 4}
+WATCH: dict[Callable[[World], None], float] = {drive_faults.see_drives: 4}
 DRIVE_FAULTS: dict[Callable[[World], None], float] = {
-    lambda world: world.lose_drive(): 0.2,
-    lambda world: world.change_use(): 0.1,
-    lambda world: world.empty_some(): 0.1,
+    drive_faults.lose_drive: 0.2,
+    drive_faults.change_use: 0.1,
+    drive_faults.empty_some: 0.1,
 }
 CALM, ROUGH = EVENTS, EVENTS | FAULTS
 CALM_WITH_DRIVES, ROUGH_WITH_DRIVES = CALM | WATCH, ROUGH | WATCH | DRIVE_FAULTS
@@ -78,15 +85,17 @@ def step(world: World) -> None:
     else:
         events = CALM if world.is_calm else ROUGH
     world.rng.choices(list(events), list(events.values()))[0](world)
-    world.check_counts()
+    check_counts(world)
 
 
 def wind_down(world: World) -> None:
     """Everybody leaves, time passes: nothing may stay pinned, and the whole pool must be writable again."""
     world.failing_until_s = 0.0
-    world.messages.clear()
+    world.post.clear()
     for host in world.hosts:
         host.die()
+    world.suspended_until_s = world.target_down_until_s = 0.0
+    world.target.is_flawless = True
     while any(host.in_flight for host in world.hosts):
         world.now_s += 100.0
         world.land_write()
@@ -110,28 +119,29 @@ def wind_down(world: World) -> None:
         world.pass_time(DAY_S)
     store = service.store
     must(len(store.leases) == len(store.grants) == store.leases.pinned_bytes == 0, "something outlived its holder")
-    must(not store.holder_statuses(world.now_s), "a holder stayed", store.holder_statuses(world.now_s))
+    must(not store.holder_statuses(world.clock_s), "a holder stayed", store.holder_statuses(world.clock_s))
     must(not world.unresolved, "the account disagrees", world.unresolved)
     _fill(world)
-    reason = store.saves_stopped_reason(world.now_s)
+    reason = store.saves_stopped_reason(world.clock_s)
     spent = world.has_budgets and "drive_writes_per_day" in reason  # the fill was all that may be written at once
     must(reason == "" or spent, "saves stay stopped", reason)
-    world.check_counts()
+    check_counts(world)
 
 
 def _fill(world: World) -> None:
     host = world.new_host()
+    host.dialect = Dialect.OURS
     service = world.service
     assert service is not None
     service.whims.refusal_rate = 0.0
     outcomes: list[api.ReserveOutcome] = []
-    service.submit(service.store.attach(world.now_s, hosts.attach_request(host)), lambda _: None)
+    service.submit(service.store.attach(world.clock_s, hosts.attach_request(host)), lambda _: None)
     for i in range(SEGMENT_COUNT + 1):
         while service.is_busy:
             world.sync()
         item = hosts.full_segment_item(b"fill" + bytes([i]) * 28, MAX_EXTENT_LBA_COUNT)
         request = api.ReserveRequest(host.holder_id, service.store.epoch, (item,))
-        reserved = service.store.reserve(world.now_s, request, {})
+        reserved = service.store.reserve(world.clock_s, request, {})
         outcomes.append(reserved.reply.results[0].outcome)
         service.submit(reserved, lambda _: None)
     full = [api.ReserveOutcome.GRANTED] * SEGMENT_COUNT + [api.ReserveOutcome.NO_SPACE]
