@@ -49,7 +49,7 @@ def attach(world: World, host: Host) -> None:
             return
         service.store.holders.answered(world.clock_s, host.holder_id)
         if host.is_alive:
-            world.target.connect(world.host_nqn(host))
+            world.connect(host)
         admitted(service)
 
     def admitted(service: Service) -> None:
@@ -70,6 +70,8 @@ def _attach(world: World, host: Host, service: Service) -> Step[str] | None:
         must(host.dialect is Dialect.OLD, "an engine of this version was refused for its version", host)
         must(not service.store.holders.knows(host.holder_id), "who was refused is listed", host)
         world.seen["refused for an old version"] += 1
+        if world.rng.random() < 0.3:  # its people notice
+            world.kill(host)
         return None
     must(host.dialect is not Dialect.OLD, "an engine of another version was admitted", host)
     must(record is None or not record.fenced, "a fenced incarnation was admitted again", host)
@@ -151,15 +153,15 @@ def write(world: World, host: Host) -> None:
             work.planned.clear()
             work.is_failed = True
         else:
-            is_slow = world.rng.random() < 0.1
+            is_slow = world.rng.random() < 0.2
             host.submit_writes(work, world.now_s + (world.rng.choice((5.0, 50.0, 500.0)) if is_slow else 0.0))
 
 
 def _is_connected(world: World, host: Host) -> bool:
     if not world.is_served(host):
         return True  # to a target that has lost the drive
-    nqn = world.host_nqn(host)
-    return world.target.can_write(nqn) or (world.target.connect(nqn) and world.target.can_write(nqn))
+    world.connect(host)
+    return world.target.can_write(world.host_nqn(host))
 
 
 def doubt(world: World, host: Host) -> None:

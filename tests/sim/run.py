@@ -43,16 +43,16 @@ def _give_up_one(world: World) -> None:
 
 
 EVENTS: dict[Callable[[World], None], float] = {
-    lambda world: world.deliver(): 34,
+    lambda world: world.deliver(): 60,
     lambda world: actions.act(world, world.rng.choice(world.hosts)): 36,
-    lambda world: world.land_write(): 30,
+    lambda world: world.land_write(): 20,
     lambda world: world.sync(): 20,
     lambda world: world.pass_time(world.rng.choice((0.01, 0.1, 1.0))): 8,
     lambda world: world.pass_time(world.rng.choice((5.0, 20.0, 70.0))): 0.4,
     lambda world: world.probe(): 2,
-    lambda world: world.export(): 3,
-    lambda world: world.connect(): 2,
-    lambda world: world.bury(): 2,
+    lambda world: world.export(): 6,
+    lambda world: world.connect_one(): 4,
+    lambda world: world.bury(): 4,
     lambda world: world.tidy(): 4,
 }
 FAULTS: dict[Callable[[World], None], float] = {

@@ -71,7 +71,7 @@ class World:
         self.committed: set[str] = set()  # grants whose commit was accepted
         self.hosts: list[Host] = []
         self._host_count = 0
-        self._fences_seen: set[str] = set()
+        self.fences_seen: set[str] = set()
         self.start_service()
         self.hosts = [self.new_host() for _ in range(HOST_COUNT)]
 
@@ -125,7 +125,7 @@ class World:
                 lambda holder_id: self._cut_off(service, holder_id),
             ),
         )
-        self._fences_seen.clear()
+        self.fences_seen.clear()
         self.probe()
 
     def crash_service(self) -> None:
@@ -282,16 +282,20 @@ class World:
         self.target_down_until_s = self.now_s + self.rng.choice((0.0, 0.0, 5.0, 30.0))
         self.seen["target restarts"] += 1
 
-    def connect(self) -> None:
+    def connect_one(self) -> None:
         """Initiators connect again and again, also of an engine that is silent."""
         others = [h for h in self.hosts if h.is_alive and h.access is api.Access.NVMEOF and h.epoch]
         if not others:
             return
         host = self.rng.choice(others)
-        nqn = self.host_nqn(host)
-        if self.rng.random() < 0.2:
-            self.target.begin_connect(nqn)
-        elif host.machine == self.owners.machine and self.target.connect(nqn):
+        if self.rng.random() < 0.1:
+            self.target.begin_connect(self.host_nqn(host))
+        else:
+            self.connect(host)
+
+    def connect(self, host: Host) -> None:
+        """It sends again what was not answered; if it is let in."""
+        if host.machine == self.owners.machine and self.target.connect(self.host_nqn(host)):
             for work in host.works:
                 if work.to_replay:
                     work.in_flight, work.to_replay = work.in_flight + work.to_replay, []
@@ -385,7 +389,8 @@ class World:
 
     def bury(self) -> None:
         for host in [h for h in self.hosts if h.is_leaving and not h.in_flight]:
-            self._end(host)
+            if host.is_drained or self.rng.random() < 0.2:
+                self._end(host)
         self.hosts = [h for h in self.hosts if h.is_alive or h.in_flight or self.rng.random() < 0.6]
 
     def kill(self, host: Host) -> None:
@@ -433,8 +438,8 @@ class World:
 
     def _forget_fenced(self) -> None:
         for record in self.index.holders.values():
-            if record.fenced and record.holder_id not in self._fences_seen:
-                self._fences_seen.add(record.holder_id)
+            if record.fenced and record.holder_id not in self.fences_seen:
+                self.fences_seen.add(record.holder_id)
                 self.resolve_all_of(record.holder_id)
 
     def _on_opening(self, service: Service, segment: int) -> None:
