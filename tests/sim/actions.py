@@ -260,6 +260,7 @@ def read(world: World, host: Host) -> None:
             for chunk in chunks:
                 check_bytes(world, chunk)
                 world.seen["chunks read"] += 1
+                host.read = [*host.read[-4:], chunk]
 
 
 def release(world: World, host: Host) -> None:
@@ -276,10 +277,8 @@ def release(world: World, host: Host) -> None:
 
 
 def drop(world: World, host: Host) -> None:
-    chunks = [chunk for chunks in host.leases.values() for chunk in chunks]
-    if not chunks or world.rng.random() < 0.7:
-        return
-    chunk = world.rng.choice(chunks)
+    """Of what it has read, now or before: others may have written it anew since."""
+    chunk = world.rng.choice(host.read)
     request = api.DropRequest(host.holder_id, chunk.key, chunk.shards[0].extent, "its digest did not match")
 
     def look(service: Service) -> None:
@@ -312,9 +311,12 @@ def heartbeat(world: World, host: Host) -> None:
 
 
 def fall_silent(world: World, host: Host) -> None:
-    if world.rng.random() < 0.3:
-        host.silent_s = world.rng.choice((20.0, 70.0, 300.0))
+    if world.rng.random() < 0.5:
+        host.silent_s = world.rng.choice((20.0, 70.0, 70.0, 300.0))
         host.silent_until_s = world.now_s + host.silent_s
+        if world.rng.random() < 0.5:  # and what it has begun lies in the target when it wakes up
+            for work in host.works:
+                work.lands_from_s = max(work.lands_from_s, host.silent_until_s + 5.0)
         world.seen["silences"] += 1
 
 
@@ -363,9 +365,9 @@ def _choices(host: Host) -> dict[Action, int]:
         match: 20,
         read: 10 * bool(host.leases),
         release: 6 * bool(host.leases),
-        drop: bool(host.leases),
+        drop: 2 * bool(host.read),
         heartbeat: 8,
-        fall_silent: 1,
+        fall_silent: 1 + 3 * bool(host.in_flight),
         detach: 1,
         attach: 1,
     }

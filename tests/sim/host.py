@@ -12,6 +12,7 @@ from tests.sim.dialects import Dialect
 from tests.sim.medium import Token
 
 UNIT_BYTES = 4096
+SMALLEST_LBA_COUNT = 2  # of a chunk of one unit, with its header
 CHUNK_TOKENS = 16
 CHUNKS = 6  # of the one prompt that all engines serve
 # The KV groups of the models: everything; the last two chunks; a state after every second chunk; what is local to
@@ -75,6 +76,7 @@ class Host:
     silent_until_s: float = 0.0
     works: list[Work] = field(default_factory=list)
     leases: dict[str, tuple[api.ChunkRecord, ...]] = field(default_factory=dict)
+    read: list[api.ChunkRecord] = field(default_factory=list)  # the last ones, whatever became of them
     asked: int = 0  # requests on their way
 
     @property
@@ -167,9 +169,9 @@ def _random_item(rng: random.Random, group: int, i: int) -> api.ReserveItem:
     return api.ReserveItem(key(group, i), group, position * CHUNK_TOKENS, CHUNK_TOKENS, (size,))
 
 
-def full_segment_item(key: bytes, max_extent_lba_count: int) -> api.ReserveItem:
-    size = api.ShardSize(rank=0, unit_bytes=UNIT_BYTES, unit_count=max_extent_lba_count - 1)
-    assert shard_lba_count(size.unit_bytes, size.unit_count) == max_extent_lba_count
+def item_of_size(key: bytes, lba_count: int) -> api.ReserveItem:
+    size = api.ShardSize(rank=0, unit_bytes=UNIT_BYTES, unit_count=lba_count - 1)
+    assert shard_lba_count(size.unit_bytes, size.unit_count) == lba_count
     return api.ReserveItem(key, 0, 0, CHUNK_TOKENS, (size,))
 
 

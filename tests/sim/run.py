@@ -15,10 +15,12 @@ from tests.sim.arguments import at_least
 from tests.sim.checks import check_counts
 from tests.sim.dialects import Dialect
 from tests.sim.medium import Violation, must
+from tests.sim.progress import calm_down, check_progress, sync
 from tests.sim.service import MAX_EXTENT_LBA_COUNT, OPTIONS, SEGMENT_COUNT, Rules
 from tests.sim.world import World
 
 STEPS = 2000
+PROGRESS_EVERY = 3  # of the worlds it is seen whether anybody starves
 
 
 class SimulationFailed(AssertionError):
@@ -48,7 +50,7 @@ EVENTS: dict[Callable[[World], None], float] = {
     lambda world: world.land_write(): 20,
     lambda world: world.sync(): 20,
     lambda world: world.pass_time(world.rng.choice((0.01, 0.1, 1.0))): 8,
-    lambda world: world.pass_time(world.rng.choice((5.0, 20.0, 70.0))): 0.4,
+    lambda world: world.pass_time(world.rng.choice((5.0, 20.0, 70.0))): 0.8,
     lambda world: world.probe(): 2,
     lambda world: world.export(): 6,
     lambda world: world.connect_one(): 4,
@@ -90,24 +92,14 @@ def step(world: World) -> None:
 
 def wind_down(world: World) -> None:
     """Everybody leaves, time passes: nothing may stay pinned, and the whole pool must be writable again."""
-    world.failing_until_s = 0.0
-    world.post.clear()
+    service = calm_down(world)
     for host in world.hosts:
         host.die()
-    world.suspended_until_s = world.target_down_until_s = 0.0
-    world.target.is_flawless = True
     while any(host.in_flight for host in world.hosts):
         world.now_s += 100.0
         world.land_write()
-    is_whole = world.service is not None and world.service.drives == dict.fromkeys(world.drives, True)
-    if world.service is None or world.absent or world.service.gone or not is_whole:
-        world.crash_service()
-        world.start_service(is_whole=True)
-    service = world.service
-    assert service is not None
     for _ in range(3):
-        while service.is_busy:
-            world.sync()
+        sync(world)
         world.pass_time(OPTIONS.lease_ttl_s + OPTIONS.grant_ttl_s)
         world.probe()
         world.export()
@@ -133,13 +125,11 @@ def _fill(world: World) -> None:
     host.dialect = Dialect.OURS
     service = world.service
     assert service is not None
-    service.whims.refusal_rate = 0.0
     outcomes: list[api.ReserveOutcome] = []
     service.submit(service.store.attach(world.clock_s, hosts.attach_request(host)), lambda _: None)
     for i in range(SEGMENT_COUNT + 1):
-        while service.is_busy:
-            world.sync()
-        item = hosts.full_segment_item(b"fill" + bytes([i]) * 28, MAX_EXTENT_LBA_COUNT)
+        sync(world)
+        item = hosts.item_of_size(b"fill" + bytes([i]) * 28, MAX_EXTENT_LBA_COUNT)
         request = api.ReserveRequest(host.holder_id, service.store.epoch, (item,))
         reserved = service.store.reserve(world.clock_s, request, {})
         outcomes.append(reserved.reply.results[0].outcome)
@@ -157,6 +147,8 @@ def run(seed: int, steps: int = STEPS, rules: Rules | None = None, *, drives: in
         while done < steps:
             step(world)
             done += 1
+        if seed % PROGRESS_EVERY == 0:
+            check_progress(world)
         wind_down(world)
     except AssertionError as error:  # a rule of ours, or an assertion of the code itself
         raise SimulationFailed(

@@ -38,7 +38,6 @@ OPTIONS = StoreOptions(max_pinned_fraction=0.34, quarantine_max_fraction=0.5)
 @dataclass(frozen=True)
 class Rules:
     """What runs; mutants replace parts of it. ``shows_queued``: does the index show what is not durable yet?
-    ``waits_for_drain``: is a host called gone only when the target has finished its writes?
     ``tears_transactions``: does the index show one effect of a transaction before the others?
     ``notes_budgets``: does a new life of the service know what was left of them? ``flushes_moves``: are
     chunks that were written again flushed before the index names the new place? ``remembers_fences``: does a new life of
@@ -51,7 +50,6 @@ class Rules:
     shelf: type[Shelf] = Shelf
     shows_queued: bool = False
     forgets_on_open: bool = True
-    waits_for_drain: bool = True
     tears_transactions: bool = False
     notes_budgets: bool = True
     flushes_moves: bool = True

@@ -296,6 +296,8 @@ class World:
     def connect(self, host: Host) -> None:
         """It sends again what was not answered; if it is let in."""
         if host.machine == self.owners.machine and self.target.connect(self.host_nqn(host)):
+            record = self.index.holders.get(host.holder_id)
+            must(record is None or not record.fenced, "the target let a fenced host in", host)
             for work in host.works:
                 if work.to_replay:
                     work.in_flight, work.to_replay = work.in_flight + work.to_replay, []
