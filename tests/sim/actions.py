@@ -46,6 +46,8 @@ def attach(world: World, host: Host) -> None:
         if not can_connect:
             service.store.holders.condemn(host.holder_id)
             world.seen["not let in by the target"] += 1
+            if host.is_alive and not host.is_leaving:
+                world.retire(host)
             return
         service.store.holders.answered(world.clock_s, host.holder_id)
         if host.is_alive:
@@ -153,7 +155,7 @@ def write(world: World, host: Host) -> None:
             work.planned.clear()
             work.is_failed = True
         else:
-            is_slow = world.rng.random() < 0.2
+            is_slow = world.rng.random() < 0.1
             host.submit_writes(work, world.now_s + (world.rng.choice((5.0, 50.0, 500.0)) if is_slow else 0.0))
 
 
@@ -312,11 +314,12 @@ def heartbeat(world: World, host: Host) -> None:
 
 def fall_silent(world: World, host: Host) -> None:
     if world.rng.random() < 0.5:
-        host.silent_s = world.rng.choice((20.0, 70.0, 70.0, 300.0))
+        host.silent_s = world.rng.choice((20.0, 70.0, 70.0, 70.0))
         host.silent_until_s = world.now_s + host.silent_s
-        if world.rng.random() < 0.5:  # and what it has begun lies in the target when it wakes up
+        if world.rng.random() < 0.7:  # and what it has begun lies in the target when it wakes up
+            write(world, host)
             for work in host.works:
-                work.lands_from_s = max(work.lands_from_s, host.silent_until_s + 5.0)
+                work.lands_from_s = max(work.lands_from_s, host.silent_until_s + 300.0)
         world.seen["silences"] += 1
 
 
@@ -365,9 +368,9 @@ def _choices(host: Host) -> dict[Action, int]:
         match: 20,
         read: 10 * bool(host.leases),
         release: 6 * bool(host.leases),
-        drop: 2 * bool(host.read),
+        drop: 4 * bool(host.read),
         heartbeat: 8,
-        fall_silent: 1 + 3 * bool(host.in_flight),
+        fall_silent: 1 + 4 * can_write,
         detach: 1,
         attach: 1,
     }

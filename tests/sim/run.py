@@ -39,28 +39,39 @@ def _fail_for_a_while(world: World) -> None:
     world.failing_until_s = world.now_s + world.rng.choice((0.5, 5.0, 30.0))
 
 
+def _let_time_pass(world: World) -> None:
+    """Engines with nothing to do are heard of all the same; most of them, most times."""
+    for _ in range(world.rng.choice((1, 4, 14))):
+        for host in list(world.hosts):
+            if host.is_attached and world.now_s >= host.silent_until_s and world.rng.random() < 0.9:
+                actions.heartbeat(world, host)
+        for _ in world.hosts:
+            world.deliver()
+        world.pass_time(5.0)
+
+
 def _give_up_one(world: World) -> None:
     if world.service is not None:
         world.service.give_up_one(world.rng)
 
 
 EVENTS: dict[Callable[[World], None], float] = {
-    lambda world: world.deliver(): 60,
-    lambda world: actions.act(world, world.rng.choice(world.hosts)): 36,
-    lambda world: world.land_write(): 20,
-    lambda world: world.sync(): 20,
+    lambda world: world.deliver(): 100,
+    lambda world: actions.act(world, world.rng.choice(world.hosts)): 50,
+    lambda world: world.land_write(): 36,
+    lambda world: world.sync(): 24,
     lambda world: world.pass_time(world.rng.choice((0.01, 0.1, 1.0))): 8,
-    lambda world: world.pass_time(world.rng.choice((5.0, 20.0, 70.0))): 0.8,
+    _let_time_pass: 0.8,
     lambda world: world.probe(): 2,
     lambda world: world.export(): 6,
     lambda world: world.connect_one(): 4,
     lambda world: world.bury(): 4,
-    lambda world: world.tidy(): 4,
+    lambda world: world.tidy(): 8,
 }
 FAULTS: dict[Callable[[World], None], float] = {
     _give_up_one: 0.5,
     lambda world: world.crash_service(): 0.15,
-    lambda world: world.kill(world.rng.choice(world.hosts)): 0.4,
+    lambda world: world.kill(world.rng.choice(world.hosts)): 0.3,
     _lose_power: 0.05,
     lambda world: world.restart_target(): 0.2,
     lambda world: world.suspend_service(): 0.05,

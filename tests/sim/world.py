@@ -335,7 +335,7 @@ class World:
 
     def send(self, host: Host, kind: str, handle: Callable[[Service], None], *, bound: bool = True) -> None:
         """``bound``: it cannot outlive the connection to this life of the service."""
-        self.post.send(self.now_s, Message(host, handle, kind, self.life if bound else None, self.now_s))
+        self.post.send(Message(host, handle, kind, self.life if bound else None, self.now_s))
 
     def deliver(self) -> None:
         if (self.service is not None and self.awake is None) or (message := self.post.next_due(self.now_s)) is None:
@@ -347,8 +347,10 @@ class World:
             message.handle(service)
         except StaleHolderError:
             self.seen["refused as stale"] += 1
-            if message.host.is_attached and message.life == self.life:
-                self.retire(message.host)
+            host = message.host
+            is_refused = message.kind == "attach" and host.is_alive and not host.is_leaving
+            if message.life == self.life and (host.is_attached or is_refused):
+                self.retire(host)
 
     def _asked(self, message: Message) -> Service | None:
         if message.host.machine != self.owners.machine:
