@@ -57,9 +57,7 @@ def check_bundles(world: World) -> None:
     world.bundles = unseen
 
 
-def check_offer(
-    world: World, host: Host, request: api.MatchRequest, reply: api.MatchReply, service: Service
-) -> None:
+def check_offer(world: World, host: Host, request: api.MatchRequest, reply: api.MatchReply, service: Service) -> None:
     """Rules 1 and 5: a boundary is offered with all that every group needs there, and that is durable, complete,
     leased and what was asked for."""
     must(bool(reply.chunk_count) == bool(reply.chunks) == bool(reply.lease_id), "half an offer", reply)

@@ -11,6 +11,7 @@ from meshfusion.jbof.pool_addresses import drive_of_segment, pool_lba
 from tests.sim.dialects import Dialect
 from tests.sim.medium import Token
 
+HOST_COUNT = 4  # of a machine
 UNIT_BYTES = 4096
 SMALLEST_LBA_COUNT = 2  # of a chunk of one unit, with its header
 CHUNK_TOKENS = 16

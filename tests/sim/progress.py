@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 
 from meshfusion.dpu.api import types as api
 from meshfusion.jbof.policy.write_budget import DAY_S
-from tests.sim import actions
 from tests.sim import host as hosts
+from tests.sim.actions import release
+from tests.sim.attending import heartbeat
 from tests.sim.checks import check_counts
 from tests.sim.dialects import Dialect
 from tests.sim.host import Host, Work
 from tests.sim.medium import must
+from tests.sim.saving import abort, commit, doubt
 from tests.sim.service import OPTIONS, Service
 
 if TYPE_CHECKING:
@@ -23,8 +25,8 @@ ROUND_S = 10.0
 # are tried again after a failure. Then it is asked so often before it counts as refused.
 ROUNDS_TO_RECOVER = 12
 ROUNDS_TO_SERVE = 3
-assert ROUND_S < OPTIONS.holder_silence_s
-assert ROUNDS_TO_RECOVER * ROUND_S > OPTIONS.grant_ttl_s + OPTIONS.lease_ttl_s
+assert OPTIONS.holder_silence_s > ROUND_S
+assert OPTIONS.grant_ttl_s + OPTIONS.lease_ttl_s < ROUNDS_TO_RECOVER * ROUND_S
 
 
 def check_progress(world: World) -> None:
@@ -104,16 +106,16 @@ def _tend(world: World, service: Service, host: Host) -> None:
     if service.store.grants.count_of(host.holder_id) > len(host.works):
         world.retire(host)
         return
-    actions.heartbeat(world, host)
-    actions.release(world, host)
+    heartbeat(world, host)
+    release(world, host)
     for work in host.works:
         if work.planned:
             work.is_doubtful |= work.is_started
             work.is_failed |= not work.is_started
             work.planned.clear()
-    actions.commit(world, host)
-    actions.doubt(world, host)
-    actions.abort(world, host)
+    commit(world, host)
+    doubt(world, host)
+    abort(world, host)
 
 
 def _newcomer(world: World, service: Service) -> Host:

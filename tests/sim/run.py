@@ -12,10 +12,13 @@ from meshfusion.jbof.policy.write_budget import DAY_S
 from tests.sim import actions, drive_faults
 from tests.sim import host as hosts
 from tests.sim.arguments import at_least
+from tests.sim.attending import heartbeat
 from tests.sim.checks import check_counts
 from tests.sim.dialects import Dialect
 from tests.sim.medium import Violation, must
+from tests.sim.owner_changes import change_owner, stir_rival
 from tests.sim.progress import calm_down, check_progress, sync
+from tests.sim.reaching import connect_one, restart_target
 from tests.sim.service import MAX_EXTENT_LBA_COUNT, OPTIONS, SEGMENT_COUNT, Rules
 from tests.sim.world import World
 
@@ -44,7 +47,7 @@ def _let_time_pass(world: World) -> None:
     for _ in range(world.rng.choice((1, 4, 14))):
         for host in list(world.hosts):
             if host.is_attached and world.now_s >= host.silent_until_s and world.rng.random() < 0.9:
-                actions.heartbeat(world, host)
+                heartbeat(world, host)
         for _ in world.hosts:
             world.deliver()
         world.pass_time(5.0)
@@ -64,7 +67,7 @@ EVENTS: dict[Callable[[World], None], float] = {
     _let_time_pass: 0.8,
     lambda world: world.probe(): 2,
     lambda world: world.export(): 6,
-    lambda world: world.connect_one(): 4,
+    connect_one: 4,
     lambda world: world.bury(): 4,
     lambda world: world.tidy(): 8,
 }
@@ -73,11 +76,11 @@ FAULTS: dict[Callable[[World], None], float] = {
     lambda world: world.crash_service(): 0.15,
     lambda world: world.kill(world.rng.choice(world.hosts)): 0.3,
     _lose_power: 0.05,
-    lambda world: world.restart_target(): 0.2,
+    restart_target: 0.2,
     lambda world: world.suspend_service(): 0.05,
     lambda world: world.leap(): 0.05,
-    lambda world: world.change_owner(): 0.2,
-    lambda world: world.stir_rival(): 1,
+    change_owner: 0.2,
+    stir_rival: 1,
     _fail_for_a_while: 0.1,
 }
 WATCH: dict[Callable[[World], None], float] = {drive_faults.see_drives: 4}
@@ -182,7 +185,8 @@ def main() -> None:
         seen += run(seed, options.steps, drives=options.drives)
     for name, count in sorted(seen.items()):
         print(f"{count:>10}  {name}")
-    print(f"{options.worlds * options.steps} steps in {time.monotonic() - began_s:.1f} s")
+    steps, took_s = options.worlds * options.steps, time.monotonic() - began_s
+    print(f"{steps} steps in {took_s:.1f} s, {steps / took_s:.0f} a second")
 
 
 if __name__ == "__main__":

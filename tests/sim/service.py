@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from meshfusion.dpu.api import types as api
-from meshfusion.dpu.store.effects import Effect, OpenSegment, PutChunk
 from meshfusion.dpu.export.desired import Export
 from meshfusion.dpu.export.keeper import FencingTarget
+from meshfusion.dpu.store.effects import Effect, OpenSegment, PutChunk
 from meshfusion.dpu.store.steps import Step
 from meshfusion.dpu.store.store import Store, StoreOptions
 from meshfusion.jbof.policy.write_budget import WriteBudget
@@ -40,9 +40,9 @@ class Rules:
     """What runs; mutants replace parts of it. ``shows_queued``: does the index show what is not durable yet?
     ``tears_transactions``: does the index show one effect of a transaction before the others?
     ``notes_budgets``: does a new life of the service know what was left of them? ``flushes_moves``: are
-    chunks that were written again flushed before the index names the new place? ``remembers_fences``: does a new life of
-    the service know who was fenced? ``spdk``, ``nvmet``: what fences hosts of a target. ``take``: how a machine comes to
-    own the drive; ``aborts_when_preempted``: is what the one before had under way there over then?
+    chunks that were written again flushed before the index names the new place? ``remembers_fences``: does a new life
+    of the service know who was fenced? ``spdk``, ``nvmet``: what fences hosts of a target. ``take``: how a machine
+    comes to own the drive; ``aborts_when_preempted``: is what the one before had under way there over then?
     ``checks_epoch``: is an index that is behind the drive made anew?"""
 
     store: type[Store] = Store

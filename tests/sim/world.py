@@ -10,8 +10,11 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from meshfusion.dpu.api import types as api
+from meshfusion.dpu.export.desired import Export
+from meshfusion.dpu.export.keeper import FencingTarget
 from meshfusion.dpu.export.plan import TargetKind
 from meshfusion.jbof.errors import StaleHolderError
 from tests.sim import host as hosts
@@ -21,13 +24,13 @@ from tests.sim.exports import Exports, Holders, plan_of
 from tests.sim.host import Host, Work
 from tests.sim.medium import IndexModel, Medium, Token, must
 from tests.sim.messages import Message, Post
+from tests.sim.owner_changes import preempted
 from tests.sim.owners import Owners
+from tests.sim.reaching import host_nqn, new_target
 from tests.sim.service import SHELVES, Rules, Service
 from tests.sim.target import TargetModel
 from tests.sim.tidying import TidyRun
 from tests.sim.whims import REFUSAL_RATE
-
-HOST_COUNT = 4
 
 
 @dataclass(frozen=True)
@@ -52,10 +55,12 @@ class World:
         self.refuses_some = seed % 8 == 1
         self.changes_owners = seed % 4 == 2 and drive_count == 1
         self.medium = Medium()
-        self.owners = Owners(self.rng, self._preempted, self.rules.take, checks_epoch=self.rules.checks_epoch)
+        self.owners = Owners(
+            self.rng, lambda machine: preempted(self, machine), self.rules.take, checks_epoch=self.rules.checks_epoch
+        )
         self.index.forgets_on_open = self.rules.forgets_on_open
         self.target_kind = (TargetKind.SPDK, TargetKind.NVMET)[seed // 8 % 2]
-        self.target = self.new_target()
+        self.target = new_target(self)
         self.tidying: TidyRun | None = None
         self.exports: Exports | None = None
         self.life = 0
@@ -73,7 +78,7 @@ class World:
         self._host_count = 0
         self.fences_seen: set[str] = set()
         self.start_service()
-        self.hosts = [self.new_host() for _ in range(HOST_COUNT)]
+        self.hosts = [self.new_host() for _ in range(hosts.HOST_COUNT)]
 
     @property
     def index(self) -> IndexModel:
@@ -132,12 +137,12 @@ class World:
         if self.service is None:
             return
         self.service.crash(self.rng)
-        self._forget_service()
+        self.forget_service()
         self.post.lose_connections()
         self._forget_fenced()
         self.seen["service crashes"] += 1
 
-    def _forget_service(self) -> None:
+    def forget_service(self) -> None:
         self.service = self.tidying = self.exports = None
         self.suspended_until_s = 0.0
         self.absent.clear()  # they are there again, or the next life starts without them
@@ -159,52 +164,6 @@ class World:
         self.clock_s += self.rng.choice((60.0, 600.0, 7200.0))
         self.pass_time(0.0)
         self.seen["leaps of the service's clock"] += 1
-
-    def change_owner(self) -> None:
-        """The other machine takes the drive. Its service may begin only when nobody of its own is left who writes; the
-        one that is replaced may be alive."""
-        if not self.changes_owners:
-            return
-        machine = self.owners.machine
-        for host in [h for h in self.hosts if h.machine != machine]:  # that machine starts anew
-            self.kill(host)
-        if self.service is not None:
-            self.rival = (self.life, machine, self.service)
-            self.post.lose_connections()
-            service, attached = self.service, [host for host in self.hosts if host.is_attached]
-            self._forget_service()
-            for host in attached:  # they do not know
-                host.is_attached = True
-            assert service is not None
-        self.owners.move()
-        self.target = self.new_target()
-        self.start_service()
-        self.hosts += [self.new_host() for _ in range(HOST_COUNT)]
-        self.seen["changes of the owner"] += 1
-
-    def stir_rival(self) -> None:
-        """Who was replaced does what it has begun, sees that the drive is not its own, and ends."""
-        if self.rival is None:
-            return
-        _, machine, service = self.rival
-        if not service.is_busy and self.rng.random() < 0.3:
-            self.rival = None
-            return
-        before = dict(service.index.segments)
-        service.sync(self.clock_s, self.rng, failing=False)
-        self.seen["openings of who was replaced, refused"] += before != service.index.segments
-        must(machine != self.owners.machine and not self.owners.may_write(machine), "two owners may write", machine)
-
-    def _preempted(self, machine: str) -> None:
-        """Nothing that it began at the drive is under way any more: some is done, and some is not."""
-        if not self.rules.aborts_when_preempted:
-            return
-        for host in [host for host in self.hosts if host.machine == machine]:
-            for work in host.in_flight:
-                self._settle_some(work)
-                work.is_failed = True
-            self.resolve_all_of(host.holder_id)
-        self.unresolved.clear()  # of hosts that are dead and buried too
 
     # ---- its rounds ----------------------------------------------------------------------------------------------
 
@@ -258,77 +217,7 @@ class World:
         for lease_id in [i for i, leased in self.leased.items() if leased.expires_s <= self.clock_s]:
             del self.leased[lease_id]
 
-    # ---- the target ----------------------------------------------------------------------------------------------
-
-    def new_target(self) -> TargetModel:
-        machine = self.owners.machine
-        rng = random.Random(self.rng.random())
-        return TargetModel(
-            self.target_kind,
-            rng,
-            lambda host_nqn: any(host.in_flight for host in self._reaching(host_nqn, machine)),
-            lambda host_nqn: self._connection_lost(host_nqn, machine),
-        )
-
-    def restart_target(self) -> None:
-        """Of the writes it was at, some are done and some are not. Who sent them may send them again when it is let in;
-        nobody is until the target is told anew."""
-        for host in self.hosts:
-            if host.access is api.Access.NVMEOF and host.machine == self.owners.machine:
-                self._break(host)
-                for work in host.in_flight:
-                    self._settle_some(work)
-        self.target.restart()
-        self.target_down_until_s = self.now_s + self.rng.choice((0.0, 0.0, 5.0, 30.0))
-        self.seen["target restarts"] += 1
-
-    def connect_one(self) -> None:
-        """Initiators connect again and again, also of an engine that is silent."""
-        others = [h for h in self.hosts if h.is_alive and h.access is api.Access.NVMEOF and h.epoch]
-        if not others:
-            return
-        host = self.rng.choice(others)
-        if self.rng.random() < 0.1:
-            self.target.begin_connect(self.host_nqn(host))
-        else:
-            self.connect(host)
-
-    def connect(self, host: Host) -> None:
-        """It sends again what was not answered; if it is let in."""
-        if host.machine == self.owners.machine and self.target.connect(self.host_nqn(host)):
-            record = self.index.holders.get(host.holder_id)
-            must(record is None or not record.fenced, "the target let a fenced host in", host)
-            for work in host.works:
-                if work.to_replay:
-                    work.in_flight, work.to_replay = work.in_flight + work.to_replay, []
-                    self.seen["writes sent again to a target"] += 1
-
-    def host_nqn(self, host: Host) -> str:
-        return plan_of(self.target_kind, ()).host_nqn(host.holder_id)
-
-    def _reaching(self, host_nqn: str, machine: str) -> list[Host]:
-        holder_id = host_nqn.rpartition(":")[2]
-        return [host for host in self.hosts if host.holder_id == holder_id and host.machine == machine]
-
-    def _connection_lost(self, host_nqn: str, machine: str) -> None:
-        for host in self._reaching(host_nqn, machine):
-            self._break(host)
-
-    def _break(self, host: Host) -> None:
-        """What was under way is not answered: it may be done, or be done yet, and its initiator keeps it to send it
-        again."""
-        for work in host.in_flight:
-            work.is_doubtful = True
-            if host.is_alive:
-                work.to_replay = list(work.in_flight)
-
-    def _settle_some(self, work: Work) -> None:
-        for lba, token in work.in_flight:
-            if self.rng.random() < 0.5:
-                self.land(work, lba, token)
-        work.in_flight.clear()
-
-    def _target_driver(self) -> Callable[..., object]:
+    def _target_driver(self) -> Callable[[TargetModel, Export], FencingTarget]:
         return self.rules.spdk if self.target_kind is TargetKind.SPDK else self.rules.nvmet
 
     # ---- messages ------------------------------------------------------------------------------------------------
@@ -408,7 +297,7 @@ class World:
     def _end(self, host: Host) -> None:
         host.die()
         if self.rng.random() < 0.7:  # else its machine is cut off, and the target does not notice
-            self.target.lose(self.host_nqn(host))
+            self.target.lose(host_nqn(self, host))
 
     def land_write(self) -> None:
         """Writes land in any order, of silent hosts too, long after their grant expired."""
