@@ -35,7 +35,7 @@ def restart_target(world: World) -> None:
             for work in host.in_flight:
                 settle_some(world, work)
     world.target.restart()
-    world.target_down_until_s = world.now_s + world.rng.choice((0.0, 0.0, 5.0, 30.0))
+    world.target_down_until_s = world.now_s + world.rng.choice((0.0, 0.0, 0.0, 5.0, 30.0))
     world.seen["target restarts"] += 1
 
 

@@ -67,26 +67,26 @@ EVENTS: dict[Callable[[World], None], float] = {
     _let_time_pass: 0.8,
     lambda world: world.probe(): 2,
     lambda world: world.export(): 6,
-    connect_one: 4,
+    connect_one: 8,
     lambda world: world.bury(): 4,
     lambda world: world.tidy(): 8,
 }
 FAULTS: dict[Callable[[World], None], float] = {
-    _give_up_one: 0.5,
+    _give_up_one: 1.0,
     lambda world: world.crash_service(): 0.15,
     lambda world: world.kill(world.rng.choice(world.hosts)): 0.3,
     _lose_power: 0.05,
-    restart_target: 0.2,
+    restart_target: 0.4,
     lambda world: world.suspend_service(): 0.05,
     lambda world: world.leap(): 0.05,
     change_owner: 0.2,
     stir_rival: 1,
     _fail_for_a_while: 0.1,
 }
-WATCH: dict[Callable[[World], None], float] = {drive_faults.see_drives: 4}
+WATCH: dict[Callable[[World], None], float] = {drive_faults.see_drives: 8}
 DRIVE_FAULTS: dict[Callable[[World], None], float] = {
-    drive_faults.lose_drive: 0.2,
-    drive_faults.change_use: 0.1,
+    drive_faults.lose_drive: 0.4,
+    drive_faults.change_use: 0.2,
     drive_faults.empty_some: 0.1,
 }
 CALM, ROUGH = EVENTS, EVENTS | FAULTS

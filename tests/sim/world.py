@@ -10,7 +10,6 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 from meshfusion.dpu.api import types as api
 from meshfusion.dpu.export.desired import Export
