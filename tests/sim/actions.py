@@ -92,7 +92,7 @@ def _choices(host: Host) -> dict[Action, int]:
         reserve: 20 if len(host.works) < 5 else 1,
         write: 40 * can_write,
         commit: 40 if written > 2 else 10 * written,  # several at once make bundles
-        abort: bool(host.works),
+        abort: 2 * bool(host.works),
         doubt: (host.access is api.Access.NVMEOF and bool(host.in_flight)) + any(w.is_doubtful for w in host.works),
         match: 20,
         read: 10 * bool(host.leases),

@@ -14,6 +14,7 @@ LOST = 0.02
 SENT_AGAIN = 0.8  # of what was lost
 TWICE = 0.05
 DELAYED = 0.1
+GOES_ON_LATE = 0.3
 DELAYS_S = (1.0, 5.0)
 
 
@@ -39,7 +40,7 @@ class Post:
     def send(self, message: Message) -> None:
         """A request whose sender sends it again when it has no answer, sooner or later, or not at all."""
         rng = self._rng
-        self.go_on(message)
+        self._put(message, rng.choice(DELAYS_S) if rng.random() < DELAYED else 0.0)
         fate = rng.random()
         if fate < LOST:
             self._messages.pop()
@@ -52,7 +53,7 @@ class Post:
 
     def go_on(self, message: Message) -> None:
         """Nothing is lost, or doubled: the service does the rest of it later."""
-        self._put(message, self._rng.choice(DELAYS_S) if self._rng.random() < DELAYED else 0.0)
+        self._put(message, self._rng.choice(DELAYS_S) if self._rng.random() < GOES_ON_LATE else 0.0)
 
     def next_due(self, now_s: float) -> Message | None:
         due = [i for i, message in enumerate(self._messages) if message.due_s <= now_s]

@@ -17,7 +17,7 @@ from tests.sim.run import STEPS, SimulationFailed, run
 from tests.sim.service import Rules
 
 BATCHES, WORLDS_PER_BATCH = 8, 45  # 1 080 000 steps with those of three drives
-NIGHTLY_FIRST_SEED, NIGHTLY_WORLDS = 100_000, 6000  # 16 million steps with those of three drives
+NIGHTLY_FIRST_SEED, NIGHTLY_WORLDS = 100_000, 4000  # 10 million steps with those of three drives
 MUTANT_WORLDS = 300
 RARE_WORLDS = 200
 MUST_HAPPEN = (
