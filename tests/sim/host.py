@@ -8,9 +8,12 @@ from dataclasses import dataclass, field
 from meshfusion.dpu.api import types as api
 from meshfusion.jbof.format import shard_lba_count
 from meshfusion.jbof.pool_addresses import drive_of_segment, pool_lba
+from tests.sim.dialects import Dialect
 from tests.sim.medium import Token
 
+HOST_COUNT = 4  # of a machine
 UNIT_BYTES = 4096
+SMALLEST_LBA_COUNT = 2  # of a chunk of one unit, with its header
 CHUNK_TOKENS = 16
 CHUNKS = 6  # of the one prompt that all engines serve
 # The KV groups of the models: everything; the last two chunks; a state after every second chunk; what is local to
@@ -43,6 +46,8 @@ class Work:
     lands_from_s: float = 0.0  # a drive may take its time
     is_doubtful: bool = False  # its holder cannot tell what became of it
     is_failed: bool = False  # a write of it came back with an error, and its holder knows
+    is_given_back: bool = False  # its holder has said what became of it
+    to_replay: list[tuple[int, Token]] = field(default_factory=list, repr=False)  # by its initiator, if it reconnects
 
     @property
     def is_written(self) -> bool:
@@ -55,24 +60,33 @@ class Work:
 
 @dataclass
 class Host:
-    """``lock_held``: its liveness lock, with local access. ``leaving``: it takes no new work and drains."""
+    """``lock_held``: its liveness lock, with local access. ``leaving``: it takes no new work and drains.
+    ``machine``: where it runs with local access, or whose target it uses."""
 
     holder_id: str
     identity: bytes
     access: api.Access
+    dialect: Dialect = Dialect.OURS
+    machine: str = ""
     epoch: int = 0
     lock_held: bool = False
     is_attached: bool = False
     is_alive: bool = True
     is_leaving: bool = False
+    silent_s: float = 0.0  # for how long, this time
     silent_until_s: float = 0.0
     works: list[Work] = field(default_factory=list)
     leases: dict[str, tuple[api.ChunkRecord, ...]] = field(default_factory=dict)
+    read: list[api.ChunkRecord] = field(default_factory=list)  # the last ones, whatever became of them
     asked: int = 0  # requests on their way
 
     @property
     def in_flight(self) -> list[Work]:
         return [work for work in self.works if work.in_flight]
+
+    @property
+    def is_drained(self) -> bool:
+        return not any(work.in_flight or work.to_replay for work in self.works)
 
     def die(self) -> None:
         """The kernel ends its writes and frees its lock. What a target has received, it may write all the same."""
@@ -80,6 +94,7 @@ class Host:
         self.works = [] if self.access is api.Access.LOCAL else self.in_flight
         for work in self.works:
             work.planned.clear()
+            work.to_replay.clear()
         self.leases.clear()
 
     def submit_writes(self, work: Work, lands_from_s: float) -> None:
@@ -155,9 +170,9 @@ def _random_item(rng: random.Random, group: int, i: int) -> api.ReserveItem:
     return api.ReserveItem(key(group, i), group, position * CHUNK_TOKENS, CHUNK_TOKENS, (size,))
 
 
-def full_segment_item(key: bytes, max_extent_lba_count: int) -> api.ReserveItem:
-    size = api.ShardSize(rank=0, unit_bytes=UNIT_BYTES, unit_count=max_extent_lba_count - 1)
-    assert shard_lba_count(size.unit_bytes, size.unit_count) == max_extent_lba_count
+def item_of_size(key: bytes, lba_count: int) -> api.ReserveItem:
+    size = api.ShardSize(rank=0, unit_bytes=UNIT_BYTES, unit_count=lba_count - 1)
+    assert shard_lba_count(size.unit_bytes, size.unit_count) == lba_count
     return api.ReserveItem(key, 0, 0, CHUNK_TOKENS, (size,))
 
 
@@ -171,6 +186,7 @@ def attach_request(host: Host) -> api.AttachRequest:
         identity=host.identity,
         rank_count=1,
         access=host.access,
+        api_version=host.dialect.api_version,
     )
 
 

@@ -98,6 +98,16 @@ class IndexModel:
         self.was_durable: set[tuple[bytes, Extent]] = set()
         self.forgets_on_open = True  # a mutant turns it off
 
+    def rebuilt(self, epoch: int) -> IndexModel:
+        """Made anew from the medium, which tells of no holders: nobody may be left who writes. What was written in the
+        last day, it does not tell either. That the medium tells the rest is what ``tests/sim/power`` is about."""
+        new = IndexModel()
+        new.chunks, new.segments = dict(self.chunks), dict(self.segments)
+        new.budgets = dict.fromkeys(self.budgets, 0)
+        new.opened, new.was_durable = Counter(self.opened), set(self.was_durable)
+        new.epoch, new.forgets_on_open = epoch, self.forgets_on_open
+        return new
+
     def apply(self, effects: Iterable[Effect]) -> None:
         effects = tuple(effects)
         counted = {effect.drive_number for effect in effects if isinstance(effect, NoteBudget)}

@@ -334,7 +334,6 @@ MUTANTS: dict[str, Rules] = {
     "leaks fenced holders' pins": Rules(store=LeaksFenced),
     "frees the place of a doubtful write": Rules(store=FreesDoubtful),
     "takes a free lock for a target's fence": Rules(store=TakesLockForFence),
-    "does not wait for the drain": Rules(waits_for_drain=False),
     "gives a segment up under readers": Rules(segments=GivesUpUnderReaders),
     "does not pin the places that chunks are moved to": Rules(store=DoesNotPinNewPlaces),
     "names a chunk's new place before the flush": Rules(flushes_moves=False),

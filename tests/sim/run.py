@@ -9,14 +9,21 @@ from collections.abc import Callable
 
 from meshfusion.dpu.api import types as api
 from meshfusion.jbof.policy.write_budget import DAY_S
-from tests.sim import actions
+from tests.sim import actions, drive_faults
 from tests.sim import host as hosts
 from tests.sim.arguments import at_least
+from tests.sim.attending import heartbeat
+from tests.sim.checks import check_counts
+from tests.sim.dialects import Dialect
 from tests.sim.medium import Violation, must
+from tests.sim.owner_changes import change_owner, stir_rival
+from tests.sim.progress import calm_down, check_progress, sync
+from tests.sim.reaching import connect_one, restart_target
 from tests.sim.service import MAX_EXTENT_LBA_COUNT, OPTIONS, SEGMENT_COUNT, Rules
 from tests.sim.world import World
 
 STEPS = 2000
+PROGRESS_EVERY = 3  # of the worlds it is seen whether anybody starves
 
 
 class SimulationFailed(AssertionError):
@@ -35,36 +42,52 @@ def _fail_for_a_while(world: World) -> None:
     world.failing_until_s = world.now_s + world.rng.choice((0.5, 5.0, 30.0))
 
 
+def _let_time_pass(world: World) -> None:
+    """Engines with nothing to do are heard of all the same; most of them, most times."""
+    for _ in range(world.rng.choice((1, 4, 14))):
+        for host in list(world.hosts):
+            if host.is_attached and world.now_s >= host.silent_until_s and world.rng.random() < 0.9:
+                heartbeat(world, host)
+        for _ in world.hosts:
+            world.deliver()
+        world.pass_time(5.0)
+
+
 def _give_up_one(world: World) -> None:
     if world.service is not None:
         world.service.give_up_one(world.rng)
 
 
 EVENTS: dict[Callable[[World], None], float] = {
-    lambda world: world.deliver(): 34,
-    lambda world: actions.act(world, world.rng.choice(world.hosts)): 36,
-    lambda world: world.land_write(): 30,
-    lambda world: world.sync(): 20,
+    lambda world: world.deliver(): 100,
+    lambda world: actions.act(world, world.rng.choice(world.hosts)): 50,
+    lambda world: world.land_write(): 36,
+    lambda world: world.sync(): 24,
     lambda world: world.pass_time(world.rng.choice((0.01, 0.1, 1.0))): 8,
-    lambda world: world.pass_time(world.rng.choice((5.0, 20.0, 70.0))): 0.4,
+    _let_time_pass: 0.8,
     lambda world: world.probe(): 2,
-    lambda world: world.export(): 3,
-    lambda world: world.bury(): 2,
-    lambda world: world.tidy(): 4,
+    lambda world: world.export(): 6,
+    connect_one: 8,
+    lambda world: world.bury(): 4,
+    lambda world: world.tidy(): 8,
 }
 FAULTS: dict[Callable[[World], None], float] = {
-    _give_up_one: 0.5,
+    _give_up_one: 1.0,
     lambda world: world.crash_service(): 0.15,
-    lambda world: world.kill(world.rng.choice(world.hosts)): 0.4,
+    lambda world: world.kill(world.rng.choice(world.hosts)): 0.3,
     _lose_power: 0.05,
-    lambda world: world.restart_target(): 0.2,
+    restart_target: 0.4,
+    lambda world: world.suspend_service(): 0.05,
+    lambda world: world.leap(): 0.05,
+    change_owner: 0.2,
+    stir_rival: 1,
     _fail_for_a_while: 0.1,
 }
-WATCH: dict[Callable[[World], None], float] = {lambda world: world.see_drives(): 4}
+WATCH: dict[Callable[[World], None], float] = {drive_faults.see_drives: 8}
 DRIVE_FAULTS: dict[Callable[[World], None], float] = {
-    lambda world: world.lose_drive(): 0.2,
-    lambda world: world.change_use(): 0.1,
-    lambda world: world.empty_some(): 0.1,
+    drive_faults.lose_drive: 0.4,
+    drive_faults.change_use: 0.2,
+    drive_faults.empty_some: 0.1,
 }
 CALM, ROUGH = EVENTS, EVENTS | FAULTS
 CALM_WITH_DRIVES, ROUGH_WITH_DRIVES = CALM | WATCH, ROUGH | WATCH | DRIVE_FAULTS
@@ -78,27 +101,19 @@ def step(world: World) -> None:
     else:
         events = CALM if world.is_calm else ROUGH
     world.rng.choices(list(events), list(events.values()))[0](world)
-    world.check_counts()
+    check_counts(world)
 
 
 def wind_down(world: World) -> None:
     """Everybody leaves, time passes: nothing may stay pinned, and the whole pool must be writable again."""
-    world.failing_until_s = 0.0
-    world.messages.clear()
+    service = calm_down(world)
     for host in world.hosts:
         host.die()
     while any(host.in_flight for host in world.hosts):
         world.now_s += 100.0
         world.land_write()
-    is_whole = world.service is not None and world.service.drives == dict.fromkeys(world.drives, True)
-    if world.service is None or world.absent or world.service.gone or not is_whole:
-        world.crash_service()
-        world.start_service(is_whole=True)
-    service = world.service
-    assert service is not None
     for _ in range(3):
-        while service.is_busy:
-            world.sync()
+        sync(world)
         world.pass_time(OPTIONS.lease_ttl_s + OPTIONS.grant_ttl_s)
         world.probe()
         world.export()
@@ -110,28 +125,27 @@ def wind_down(world: World) -> None:
         world.pass_time(DAY_S)
     store = service.store
     must(len(store.leases) == len(store.grants) == store.leases.pinned_bytes == 0, "something outlived its holder")
-    must(not store.holder_statuses(world.now_s), "a holder stayed", store.holder_statuses(world.now_s))
+    must(not store.holder_statuses(world.clock_s), "a holder stayed", store.holder_statuses(world.clock_s))
     must(not world.unresolved, "the account disagrees", world.unresolved)
     _fill(world)
-    reason = store.saves_stopped_reason(world.now_s)
+    reason = store.saves_stopped_reason(world.clock_s)
     spent = world.has_budgets and "drive_writes_per_day" in reason  # the fill was all that may be written at once
     must(reason == "" or spent, "saves stay stopped", reason)
-    world.check_counts()
+    check_counts(world)
 
 
 def _fill(world: World) -> None:
     host = world.new_host()
+    host.dialect = Dialect.OURS
     service = world.service
     assert service is not None
-    service.whims.refusal_rate = 0.0
     outcomes: list[api.ReserveOutcome] = []
-    service.submit(service.store.attach(world.now_s, hosts.attach_request(host)), lambda _: None)
+    service.submit(service.store.attach(world.clock_s, hosts.attach_request(host)), lambda _: None)
     for i in range(SEGMENT_COUNT + 1):
-        while service.is_busy:
-            world.sync()
-        item = hosts.full_segment_item(b"fill" + bytes([i]) * 28, MAX_EXTENT_LBA_COUNT)
+        sync(world)
+        item = hosts.item_of_size(b"fill" + bytes([i]) * 28, MAX_EXTENT_LBA_COUNT)
         request = api.ReserveRequest(host.holder_id, service.store.epoch, (item,))
-        reserved = service.store.reserve(world.now_s, request, {})
+        reserved = service.store.reserve(world.clock_s, request, {})
         outcomes.append(reserved.reply.results[0].outcome)
         service.submit(reserved, lambda _: None)
     full = [api.ReserveOutcome.GRANTED] * SEGMENT_COUNT + [api.ReserveOutcome.NO_SPACE]
@@ -147,6 +161,8 @@ def run(seed: int, steps: int = STEPS, rules: Rules | None = None, *, drives: in
         while done < steps:
             step(world)
             done += 1
+        if seed % PROGRESS_EVERY == 0:
+            check_progress(world)
         wind_down(world)
     except AssertionError as error:  # a rule of ours, or an assertion of the code itself
         raise SimulationFailed(
@@ -169,7 +185,8 @@ def main() -> None:
         seen += run(seed, options.steps, drives=options.drives)
     for name, count in sorted(seen.items()):
         print(f"{count:>10}  {name}")
-    print(f"{options.worlds * options.steps} steps in {time.monotonic() - began_s:.1f} s")
+    steps, took_s = options.worlds * options.steps, time.monotonic() - began_s
+    print(f"{steps} steps in {took_s:.1f} s, {steps / took_s:.0f} a second")
 
 
 if __name__ == "__main__":

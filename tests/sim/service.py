@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from meshfusion.dpu.api import types as api
+from meshfusion.dpu.export.desired import Export
+from meshfusion.dpu.export.keeper import FencingTarget
 from meshfusion.dpu.store.effects import Effect, OpenSegment, PutChunk
 from meshfusion.dpu.store.steps import Step
 from meshfusion.dpu.store.store import Store, StoreOptions
@@ -17,6 +19,8 @@ from meshfusion.jbof.pool_addresses import drive_of_segment
 from meshfusion.jbof.segments import SegmentGeometry, SegmentTable
 from meshfusion.jbof.shelf import Shelf, ShelfDrive
 from tests.sim.medium import IndexModel
+from tests.sim.owners import Take, take
+from tests.sim.target import NvmetOfModel, SpdkOfModel, TargetModel
 from tests.sim.whims import Whims
 
 # One drive, or the same number of segments on three.
@@ -34,20 +38,27 @@ OPTIONS = StoreOptions(max_pinned_fraction=0.34, quarantine_max_fraction=0.5)
 @dataclass(frozen=True)
 class Rules:
     """What runs; mutants replace parts of it. ``shows_queued``: does the index show what is not durable yet?
-    ``waits_for_drain``: is a host called gone only when the target has finished its writes?
     ``tears_transactions``: does the index show one effect of a transaction before the others?
     ``notes_budgets``: does a new life of the service know what was left of them? ``flushes_moves``: are
-    chunks that were written again flushed before the index names the new place?"""
+    chunks that were written again flushed before the index names the new place? ``remembers_fences``: does a new life
+    of the service know who was fenced? ``spdk``, ``nvmet``: what fences hosts of a target. ``take``: how a machine
+    comes to own the drive; ``aborts_when_preempted``: is what the one before had under way there over then?
+    ``checks_epoch``: is an index that is behind the drive made anew?"""
 
     store: type[Store] = Store
     segments: type[SegmentTable] = SegmentTable
     shelf: type[Shelf] = Shelf
     shows_queued: bool = False
     forgets_on_open: bool = True
-    waits_for_drain: bool = True
     tears_transactions: bool = False
     notes_budgets: bool = True
     flushes_moves: bool = True
+    remembers_fences: bool = True
+    spdk: Callable[[TargetModel, Export], FencingTarget] = SpdkOfModel
+    nvmet: Callable[[TargetModel, Export], FencingTarget] = NvmetOfModel
+    take: Take = take
+    aborts_when_preempted: bool = True
+    checks_epoch: bool = True
 
 
 @dataclass
@@ -66,7 +77,8 @@ class Service:
         index: IndexModel,
         drives: Mapping[SegmentGeometry, bool],
         now_s: float,
-        on_opening: Callable[[int], None],
+        on_opening: Callable[[Service, int], None],
+        may_write: Callable[[], bool],
         *,
         whims: random.Random,
         refusal_rate: float,
@@ -76,7 +88,8 @@ class Service:
         self.drives = dict(drives)
         self.gone: set[int] = set()  # drives that are not offered any more
         self.index = index
-        self._on_opening = on_opening
+        self._on_opening, self._may_write = on_opening, may_write
+        self.segment_numbers = [segment for geometry in drives for segment in geometry.segments]
         index.epoch += 1
         self.shelf = rules.shelf(
             (
@@ -92,14 +105,12 @@ class Service:
             ),
             max((record.opened_seq for record in index.segments.values()), default=0),
         )
-        self.whims = Whims(
-            whims, refusal_rate, self.shelf, [segment for geometry in drives for segment in geometry.segments]
-        )
+        self.whims = Whims(whims, refusal_rate, self.shelf, self.segment_numbers)
         self.store = rules.store(
             self.shelf,
             replace(OPTIONS, free_fraction=1 / max(geometry.segment_count for geometry in drives)),
             epoch=index.epoch,
-            former_holders=tuple(index.holders.values()),
+            former_holders=[h for h in index.holders.values() if rules.remembers_fences or not h.fenced],
             curator=self.whims,
             now_s=now_s,
         )
@@ -143,7 +154,7 @@ class Service:
     ) -> None:
         for effect in step.effects:
             if isinstance(effect, OpenSegment):
-                self._on_opening(effect.record.segment)
+                self._on_opening(self, effect.record.segment)
         if step.effects:
             self._queue.append((step.ticket, step.effects))
         self._waiting.append(_Waiting(step, on_reply, on_failure))
@@ -158,9 +169,10 @@ class Service:
                 self.index.apply(effects[:1])
                 continue
             self._settled = ticket
-            if failing:
+            is_kept_out = not self._may_write() and any(isinstance(effect, OpenSegment) for effect in effects)
+            if failing or is_kept_out:
                 self._failed.add(ticket)
-                if rng.random() < 0.3:  # an error was reported, yet it reached the medium
+                if is_kept_out or rng.random() < 0.3:  # an error was reported, yet it reached the index
                     self.index.apply(effects)
                 self.store.failed(now_s, ticket, "the medium reported an error")
             else:

@@ -1,7 +1,7 @@
-"""The store under simulation: hosts, messages, faults, and the rules that must hold after every step.
+"""The service under simulation: hosts, messages, faults, and the account of who may still write where.
 
-Everything that happens follows from one seed. The world keeps its own account of who may still write where
-(``unresolved``) and who reads what (``leased``), from the messages alone, and compares the store with it.
+Everything that happens follows from one seed. The account (``unresolved``: who may still write; ``leased``: who reads)
+is made from the messages alone; :mod:`tests.sim.checks` compares the service with it.
 """
 
 from __future__ import annotations
@@ -12,27 +12,24 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from meshfusion.dpu.api import types as api
+from meshfusion.dpu.export.desired import Export
+from meshfusion.dpu.export.keeper import FencingTarget
+from meshfusion.dpu.export.plan import TargetKind
 from meshfusion.jbof.errors import StaleHolderError
-from meshfusion.jbof.policy.write_budget import BURST_SHARE, DAY_S
-from meshfusion.jbof.pool_addresses import drive_of_segment, pool_lba
 from tests.sim import host as hosts
+from tests.sim.checks import check_budgets, check_bundles, check_bytes, check_opening
+from tests.sim.dialects import Dialect
+from tests.sim.exports import Exports, Holders, plan_of
 from tests.sim.host import Host, Work
 from tests.sim.medium import IndexModel, Medium, Token, must
-from tests.sim.service import BUDGET_SEGMENTS, CAPACITY_BYTES, OPTIONS, SHELVES, Rules, Service
+from tests.sim.messages import Message, Post
+from tests.sim.owner_changes import preempted
+from tests.sim.owners import Owners
+from tests.sim.reaching import host_nqn, new_target
+from tests.sim.service import SHELVES, Rules, Service
+from tests.sim.target import TargetModel
 from tests.sim.tidying import TidyRun
 from tests.sim.whims import REFUSAL_RATE
-
-HOST_COUNT = 4
-
-
-@dataclass(frozen=True)
-class Message:
-    """On its way to the service. ``life``: the service's life it was meant for, None when any will do."""
-
-    host: Host
-    handle: Callable[[Service], None]
-    life: int | None
-    due_s: float
 
 
 @dataclass(frozen=True)
@@ -43,32 +40,54 @@ class Leased:
 
 
 class World:
+    """``now_s``: of hosts, messages and drives. ``clock_s``: the service's, which stands still while it is suspended,
+    may leap, and never goes back."""
+
     def __init__(self, seed: int, rules: Rules | None = None, drive_count: int = 1) -> None:
         self.rng = random.Random(seed)
         self.rules = rules or Rules()
         self.drives = SHELVES[drive_count]
-        self.now_s = 0.0
+        self.now_s = self.clock_s = self.suspended_until_s = 0.0
         self.is_calm = False  # no faults for a while, so that the pool fills
-        self.medium = Medium()
-        self.index = IndexModel()
-        self.index.forgets_on_open = self.rules.forgets_on_open
-        self.tidying: TidyRun | None = None
-        self.life = 0
-        self.service: Service | None = None
-        self.failing_until_s = 0.0
+        self.seen: Counter[str] = Counter()
         self.has_budgets = seed % 8 == 3
         self.refuses_some = seed % 8 == 1
+        self.changes_owners = seed % 4 == 2 and drive_count == 1
+        self.medium = Medium()
+        self.owners = Owners(
+            self.rng, lambda machine: preempted(self, machine), self.rules.take, checks_epoch=self.rules.checks_epoch
+        )
+        self.index.forgets_on_open = self.rules.forgets_on_open
+        self.target_kind = (TargetKind.SPDK, TargetKind.NVMET)[seed // 8 % 2]
+        self.target = new_target(self)
+        self.tidying: TidyRun | None = None
+        self.exports: Exports | None = None
+        self.life = 0
+        self.service: Service | None = None
+        self.rival: tuple[int, str, Service] | None = None  # its life and machine; see :mod:`tests.sim.owners`
+        self.failing_until_s = self.target_down_until_s = 0.0
         self.absent: set[int] = set()  # drives that have gone, whether the service has seen it or not
-        self.messages: list[Message] = []
+        self.post = Post(self.rng, self.seen)
         self.locks_taken: set[str] = set()
-        self.reach_target: set[str] = set()  # what the target allows, whoever told it so
         self.unresolved: dict[str, tuple[str, Work]] = {}  # grant id -> (holder, work): it may still be written
         self.leased: dict[str, Leased] = {}
         self.bundles: list[list[Work]] = []  # what was sent to be committed together
-        self.seen: Counter[str] = Counter()
+        self.committed: set[str] = set()  # grants whose commit was accepted
+        self.hosts: list[Host] = []
         self._host_count = 0
+        self.fences_seen: set[str] = set()
         self.start_service()
-        self.hosts = [self.new_host() for _ in range(HOST_COUNT)]
+        self.hosts = [self.new_host() for _ in range(hosts.HOST_COUNT)]
+
+    @property
+    def index(self) -> IndexModel:
+        """The durable one, of the machine that serves."""
+        return self.owners.index
+
+    @property
+    def awake(self) -> Service | None:
+        """None while there is none, and while it is suspended."""
+        return self.service if self.suspended_until_s <= self.now_s else None
 
     # ---- the service's life --------------------------------------------------------------------------------------
 
@@ -79,176 +98,176 @@ class World:
         here = {drive: fate > 0.3 for drive, fate in fates.items() if fate > 0.15} or dict.fromkeys(self.drives, True)
         self.seen["lives without a drive"] += len(here) < len(self.drives)
         self.seen["lives with a drive that is only read"] += not all(here.values())
-        self.service = Service(
+        if len(self.drives) == 1:
+            self.owners.begin()
+        machine = self.owners.machine
+        service = self.service = Service(
             self.rules,
             self.index,
             here,
-            self.now_s,
+            self.clock_s,
             self._on_opening,
+            may_write=lambda: self.owners.may_write(machine),
             whims=random.Random(self.rng.random()),
             refusal_rate=REFUSAL_RATE if self.refuses_some else 0.0,
             has_budgets=self.has_budgets,
         )
         self.tidying = TidyRun(
-            self.service, self.medium, self.rng, self.check_bytes, self.absent, flushes=self.rules.flushes_moves
+            service,
+            self.medium,
+            self.rng,
+            lambda chunk: check_bytes(self, chunk) if self.service is service else None,
+            self.absent,
+            flushes=self.rules.flushes_moves,
         )
+        self.exports = Exports(
+            plan_of(self.target_kind, tuple(drive.drive_number for drive in self.drives)),
+            lambda desired: self._target_driver()(self.target, desired),
+            Holders(
+                service.store.holders.to_serve,
+                service.store.holders.to_cut_off,
+                lambda holder_id: self._cut_off(service, holder_id),
+            ),
+        )
+        self.fences_seen.clear()
         self.probe()
 
     def crash_service(self) -> None:
         if self.service is None:
             return
         self.service.crash(self.rng)
-        self.service = self.tidying = None
-        self.absent.clear()  # they are there again, or the next life starts without them
-        self.check_bundles()
-        self.leased.clear()  # leases live in memory; a stale read is caught by its digest (rule 4)
-        self.messages = [m for m in self.messages if m.life is None or self.rng.random() < 0.5]
+        self.forget_service()
+        self.post.lose_connections()
         self._forget_fenced()
+        self.seen["service crashes"] += 1
+
+    def forget_service(self) -> None:
+        self.service = self.tidying = self.exports = None
+        self.suspended_until_s = 0.0
+        self.absent.clear()  # they are there again, or the next life starts without them
+        check_bundles(self)
+        self.leased.clear()  # leases live in memory; a stale read is caught by its digest (rule 4)
         for host in self.hosts:
             host.is_attached = False
             host.leases.clear()
             host.asked = 0
-        self.seen["service crashes"] += 1
 
-    # ---- drives --------------------------------------------------------------------------------------------------
+    def suspend_service(self) -> None:
+        """Nothing of it runs, and its clock stands still; everybody else goes on."""
+        if self.service is not None:
+            self.suspended_until_s = self.now_s + self.rng.choice((30.0, 300.0, 7200.0))
+            self.seen["suspensions of the service"] += 1
 
-    def lose_drive(self) -> None:
-        """While it is used. What it had not made durable may be gone; a write that was under way comes back as failed,
-        or, of a host of a target, nobody knows."""
-        service = self.service
-        there = [] if service is None else [drive.drive_number for drive in service.drives]
-        there = [number for number in there if number not in self.absent]
-        if len(there) < 2:
-            return
-        number = self.rng.choice(there)
-        self.absent.add(number)
-        for work in (work for host in self.hosts for work in host.works if number in work.drives):
-            for lba, token in [write for write in work.in_flight if drive_of_segment(write[1].segment) == number]:
-                if self.rng.random() < 0.5:
-                    self._land(work, lba, token)
-                work.in_flight.remove((lba, token))
-                work.is_failed = True
-        self.medium.pull(number, self.rng)
-        self.seen["drives lost"] += 1
+    def leap(self) -> None:
+        """The service's clock is further on than everybody else's, at once."""
+        self.clock_s += self.rng.choice((60.0, 600.0, 7200.0))
+        self.pass_time(0.0)
+        self.seen["leaps of the service's clock"] += 1
 
-    def see_drives(self) -> None:
-        """The service looks: what is gone is not used, and what was gone is, if it is there again."""
-        if self.service is None:
-            return
-        for drive in self.service.drives:
-            number = drive.drive_number
-            if number in self.absent and number not in self.service.gone:
-                self.service.gone.add(number)
-            elif number in self.absent and self.rng.random() < 0.3:
-                self.absent.discard(number)
-                self.service.gone.discard(number)
-                self.seen["drives back"] += 1
-            self.service.use(drive)
-
-    def change_use(self) -> None:
-        """A drive turns read-only, slow or failing, or takes writes again."""
-        if self.service is not None and len(self.drives) > 1:
-            drive = self.rng.choice(list(self.service.drives))
-            self.service.drives[drive] = not self.service.drives[drive]
-            self.service.use(drive)
-            self.seen["drives used otherwise"] += 1
-
-    def empty_some(self) -> None:
-        if self.service is not None and len(self.drives) > 1:
-            self.service.forget_some(self.rng.choice(list(self.service.drives)).drive_number)
+    # ---- its rounds ----------------------------------------------------------------------------------------------
 
     def tidy(self) -> None:
-        if self.tidying is not None and self.tidying.step is not None:
-            self.tidying.step(self.now_s)
+        if self.awake is not None and self.tidying is not None and self.tidying.step is not None:
+            self.tidying.step(self.clock_s)
             self.seen["chunks moved"] += len(self.tidying.moves)
 
     def probe(self) -> None:
-        service = self.service
+        service = self.awake
         if service is None:
             return
-        for holder_id in service.store.holders.to_probe(self.now_s):
+        for holder_id in service.store.holders.to_probe(self.clock_s):
             owner = next((h for h in self.hosts if h.holder_id == holder_id and h.lock_held), None)
             if owner is None:
                 self.locks_taken.add(holder_id)
-                service.submit(service.store.holder_is_gone(self.now_s, holder_id), lambda _: None)
+                service.submit(service.store.holder_is_gone(self.clock_s, holder_id), lambda _: None)
 
     def export(self) -> None:
         """The target is told what it shall allow; who must go is gone when none of its writes is left there."""
-        service = self.service
-        if service is None:
-            return
-        self.reach_target = set(service.store.holders.to_serve())
-        for holder_id in service.store.holders.to_cut_off():
-            drained = not any(host.in_flight for host in self.hosts if host.holder_id == holder_id)
-            if drained or not self.rules.waits_for_drain:
-                service.submit(service.store.holder_is_gone(self.now_s, holder_id), lambda _: None)
-                self.seen["cut off"] += 1
+        self.target.is_down = self.now_s < self.target_down_until_s
+        if self.awake is not None and self.exports is not None:
+            problem = self.exports.go_round()
+            self.seen["rounds of exports with a problem"] += bool(problem)
 
-    def restart_target(self) -> None:
-        """Of the writes it was at, some are done and some are not; nobody may reach it until it is told anew."""
-        for host in self.hosts:
-            if host.access is api.Access.NVMEOF:
-                for work in host.in_flight:
-                    for lba, token in work.in_flight:
-                        if self.rng.random() < 0.5:
-                            self._land(work, lba, token)
-                    work.in_flight.clear()
-                    work.is_doubtful = True
-        self.reach_target.clear()
-        self.seen["target restarts"] += 1
+    def _cut_off(self, service: Service, holder_id: str) -> None:
+        """The keeper has it confirmed."""
+        works = [work for host in self.hosts if host.holder_id == holder_id for work in host.in_flight]
+        must(not works, "a host was called gone with writes in the target", holder_id, works)
+        service.submit(service.store.holder_is_gone(self.clock_s, holder_id), lambda _: None)
+        self.seen["cut off"] += 1
 
     def sync(self) -> None:
-        if self.service is not None:
+        if self.awake is not None:
             failing = self.now_s < self.failing_until_s and self.rng.random() < 0.7
-            self.service.sync(self.now_s, self.rng, failing=failing)
-            self.check_bundles()
-            self.check_budgets()
+            self.awake.sync(self.clock_s, self.rng, failing=failing)
+            check_bundles(self)
+            check_budgets(self)
             self._forget_fenced()
 
     def pass_time(self, seconds: float) -> None:
         self.now_s += seconds
         if self.rng.random() < 0.02:
             self.is_calm = not self.is_calm
+        if self.service is not None and self.awake is None:
+            return
+        self.clock_s += seconds
         if self.service is not None:
-            self.service.store.tick(self.now_s)
-            self.service.store.tend(self.now_s)
-        for lease_id in [i for i, leased in self.leased.items() if leased.expires_s <= self.now_s]:
+            self.service.store.tick(self.clock_s)
+            self.service.store.tend(self.clock_s)
+        for lease_id in [i for i, leased in self.leased.items() if leased.expires_s <= self.clock_s]:
             del self.leased[lease_id]
+
+    def _target_driver(self) -> Callable[[TargetModel, Export], FencingTarget]:
+        return self.rules.spdk if self.target_kind is TargetKind.SPDK else self.rules.nvmet
 
     # ---- messages ------------------------------------------------------------------------------------------------
 
-    def send(self, host: Host, handle: Callable[[Service], None], *, bound: bool = True) -> None:
+    def send(self, host: Host, kind: str, handle: Callable[[Service], None], *, bound: bool = True) -> None:
         """``bound``: it cannot outlive the connection to this life of the service."""
-        delay_s = self.rng.choice((1.0, 5.0)) if self.rng.random() < 0.1 else 0.0
-        self.messages.append(Message(host, handle, self.life if bound else None, self.now_s + delay_s))
+        self.post.send(Message(host, handle, kind, self.life if bound else None, self.now_s))
 
     def deliver(self) -> None:
-        due = [i for i, message in enumerate(self.messages) if message.due_s <= self.now_s]
-        if not due:
+        if (self.service is not None and self.awake is None) or (message := self.post.next_due(self.now_s)) is None:
             return
-        message = self.messages.pop(self.rng.choice(due))
-        if self.service is None or (message.life is not None and message.life != self.life):
+        service = self._asked(message)
+        if service is None:
             return
         try:
-            message.handle(self.service)
+            message.handle(service)
         except StaleHolderError:
             self.seen["refused as stale"] += 1
-            if message.host.is_attached and message.life == self.life:
-                self.retire(message.host)
+            host = message.host
+            is_refused = message.kind == "attach" and host.is_alive and not host.is_leaving
+            if message.life == self.life and (host.is_attached or is_refused):
+                self.retire(host)
+
+    def _asked(self, message: Message) -> Service | None:
+        if message.host.machine != self.owners.machine:
+            if self.rival is None or self.rival[1] != message.host.machine:
+                return None
+            self.seen["who was replaced was asked"] += 1
+            return self.rival[2]
+        return self.service if message.life in (None, self.life) else None
 
     def later(self, host: Host, handle: Callable[[Service], None]) -> None:
         """Steps of other callers may come between reading the index and deciding."""
-        if self.rng.random() < 0.3 and self.service is not None:
-            handle(self.service)
+        service = self.service if host.machine == self.owners.machine else self.rival and self.rival[2]
+        if self.rng.random() < 0.3 and service is not None:
+            handle(service)
         else:
-            self.send(host, handle)
+            self.post.go_on(Message(host, handle, "", self.life, self.now_s))
 
     # ---- hosts ---------------------------------------------------------------------------------------------------
 
     def new_host(self) -> Host:
         self._host_count += 1
         identity = self.rng.choices(hosts.IDENTITIES, (5, 1))[0]
-        return Host(f"worker-{self._host_count}", identity, self.rng.choice(list(api.Access)))
+        access = self.rng.choice(list(api.Access))
+        dialect = self.rng.choices(list(Dialect), (16, 2, 1, 1))[0]
+        return Host(f"worker-{self._host_count}", identity, access, dialect, self.owners.machine)
+
+    def replace(self, host: Host) -> None:
+        if host.machine == self.owners.machine:
+            self.hosts.append(self.new_host())
 
     def retire(self, host: Host) -> None:
         """The process goes on as a new incarnation; the old one drains its writes and then lets go of its lock."""
@@ -257,21 +276,27 @@ class World:
         host.leases.clear()
         for work in host.works:
             work.planned.clear()
-        host.works = host.in_flight
-        self.hosts.append(self.new_host())
+        host.works = [work for work in host.works if work.in_flight or work.to_replay]
+        self.replace(host)
 
     def bury(self) -> None:
         for host in [h for h in self.hosts if h.is_leaving and not h.in_flight]:
-            host.die()
+            if host.is_drained or self.rng.random() < 0.2:
+                self._end(host)
         self.hosts = [h for h in self.hosts if h.is_alive or h.in_flight or self.rng.random() < 0.6]
 
     def kill(self, host: Host) -> None:
         if host.is_alive:
             was_leaving = host.is_leaving
-            host.die()
+            self._end(host)
             self.seen["host crashes"] += 1
             if not was_leaving:
-                self.hosts.append(self.new_host())
+                self.replace(host)
+
+    def _end(self, host: Host) -> None:
+        host.die()
+        if self.rng.random() < 0.7:  # else its machine is cut off, and the target does not notice
+            self.target.lose(host_nqn(self, host))
 
     def land_write(self) -> None:
         """Writes land in any order, of silent hosts too, long after their grant expired."""
@@ -281,14 +306,18 @@ class World:
             return
         work = self.rng.choice(works)
         for _ in range(min(len(work.in_flight), self.rng.randint(1, 6))):
-            self._land(work, *work.in_flight.pop(self.rng.randrange(len(work.in_flight))))
+            self.land(work, *work.in_flight.pop(self.rng.randrange(len(work.in_flight))))
 
-    def _land(self, work: Work, lba: int, token: Token) -> None:
-        must(token.generation == self.index.generation(token.segment), "a write into another generation", token)
+    def land(self, work: Work, lba: int, token: Token) -> None:
+        must(token.generation == self.owners.latest.generation(token.segment), "a write into another generation", token)
         self.medium.write(lba, token)
-        self.seen["late writes"] += work.expires_s <= self.now_s
+        self.seen["late writes"] += work.expires_s <= self.clock_s
 
     # ---- the account ---------------------------------------------------------------------------------------------
+
+    def is_served(self, host: Host) -> bool:
+        """By the machine that owns the drive; what others promise their hosts is worth nothing."""
+        return host.machine == self.owners.machine
 
     def resolve(self, grant_id: str) -> None:
         self.unresolved.pop(grant_id, None)
@@ -301,97 +330,10 @@ class World:
 
     def _forget_fenced(self) -> None:
         for record in self.index.holders.values():
-            if record.fenced:
+            if record.fenced and record.holder_id not in self.fences_seen:
+                self.fences_seen.add(record.holder_id)
                 self.resolve_all_of(record.holder_id)
 
-    def _on_opening(self, segment: int) -> None:
-        """The store decided to open this segment: nobody may write or read there any more."""
-        for owner, work in self.unresolved.values():
-            hit = any(extent.segment == segment for extent in work.extents)
-            must(not hit, "opened under a writer", segment, owner, work)
-        for leased in self.leased.values():
-            hit = any(shard.extent.segment == segment for chunk in leased.chunks for shard in chunk.shards)
-            must(not hit, "opened under a reader", segment, leased)
-        for move in self.tidying.moves if self.tidying is not None else ():
-            hit = any(shard.extent.segment == segment for shard in move.after.shards)
-            must(not hit, "opened while a chunk was moved there", segment, move)
-        self.seen["openings"] += 1
-        self.seen["reclaims"] += segment in self.index.segments
-        for drive in self.service.drives if self.service is not None else ():
-            takes = self.service is not None and self.service.drives[drive]
-            takes = takes and self.service is not None and drive.drive_number not in self.service.gone
-            must(takes or segment not in drive.segments, "opened on a drive that takes no segments", segment)
-
-    def check_budgets(self) -> None:
-        """What was durably opened, and so may have been written, in all lives of the service."""
-        burst = BUDGET_SEGMENTS * BURST_SHARE
-        most = burst + (BUDGET_SEGMENTS - burst) * self.now_s / DAY_S
-        for number, opened in self.index.opened.items() if self.has_budgets else ():
-            must(opened <= most, "more was opened than a drive's budget", number, opened, most)
-            self.seen["openings within a budget"] += 1
-
-    def check_bundles(self) -> None:
-        """Rule 1: what belongs together is in the index together, at every moment and after every crash."""
-        unseen = []
-        for bundle in self.bundles:
-            places = [(work.item.key, extent) for work in bundle for extent in work.extents]
-            durable = sum(place in self.index.was_durable for place in places)
-            must(durable in (0, len(places)), "a bundle became visible in part", bundle)
-            if not durable:
-                unseen.append(bundle)
-        self.bundles = unseen
-
-    def check_offer(self, host: Host, request: api.MatchRequest, reply: api.MatchReply, service: Service) -> None:
-        """Rules 1 and 5: a boundary is offered with all that every group needs there, and that is durable, complete,
-        leased and what was asked for."""
-        must(bool(reply.chunk_count) == bool(reply.chunks) == bool(reply.lease_id), "half an offer", reply)
-        wanted = [
-            (group.group, i * hosts.CHUNK_TOKENS, hosts.key(group.group, i))
-            for group in request.groups
-            for i in hosts.needed(group.group, reply.chunk_count)
-            if reply.chunk_count and hosts.is_stored(group.group, i)
-        ]
-        offered = [(chunk.group, chunk.position_tokens, chunk.key) for chunk in reply.chunks]
-        must(offered == wanted, "the offer is not what the boundary takes", reply.chunk_count, offered, wanted)
-        for chunk in reply.chunks:
-            must(chunk.identity == host.identity, "another identity was offered", host, chunk)
-            for shard in chunk.shards:
-                is_gone = drive_of_segment(shard.extent.segment) in service.gone
-                must(not is_gone, "offered on a drive that is gone", chunk)
-                must((chunk.key, shard.extent) in self.index.was_durable, "offered before it was durable", chunk)
-                must(service.store.segments.pins(shard.extent.segment)[0] > 0, "offered without a lease", chunk)
-            self.check_bytes(chunk)
-
-    def check_bytes(self, chunk: api.ChunkRecord) -> None:
-        for shard in chunk.shards:
-            extent = shard.extent
-            for offset in range(extent.lba_count):
-                found = self.medium.durable.get(pool_lba(extent.namespace, extent.lba) + offset)
-                must(found is not None, "an offered block was never flushed", chunk, offset)
-                assert found is not None
-                wanted = Token(
-                    chunk.key,
-                    chunk.identity,
-                    chunk.position_tokens,
-                    extent.segment,
-                    extent.generation,
-                    found.grant_id,
-                    offset,
-                )
-                must(found == wanted, "an offered block holds something else", found, wanted)
-
-    def check_counts(self) -> None:
-        if self.service is None:
-            return
-        store = self.service.store
-        counts = store.segments.counts()
-        total = counts.free + counts.open + counts.sealed + counts.opening
-        drives = self.service.drives
-        must(total == sum(drive.segment_count for drive in drives), "segment counts do not add up", counts)
-        reads: Counter[int] = Counter(s for lease in store.leases for s in lease.segments)
-        writes: Counter[int] = Counter(e.segment for grant in store.grants for e in grant.extents)
-        writes += store.own_pins()
-        for segment in (segment for drive in drives for segment in drive.segments):
-            pins = store.segments.pins(segment)
-            must(pins == (reads[segment], writes[segment]), "pins do not match", segment, pins, reads, writes)
-        must(store.leases.pinned_bytes <= OPTIONS.max_pinned_fraction * CAPACITY_BYTES, "pinned over the cap")
+    def _on_opening(self, service: Service, segment: int) -> None:
+        if service is self.service:
+            check_opening(self, service, segment)
