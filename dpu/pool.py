@@ -178,6 +178,7 @@ class Pool:
                 self._clock(),
                 other_counts=self._parts.taken.medium.counts + Counter(dict(self._drives.counters)),
                 exports_problem=self._holders.exports_problem,
+                transactions_pending=self._transactions.pending_count,
             )
 
     def list_chunks(self, request: api.ListRequest, *, deadline_s: float) -> api.ListReply:

@@ -34,12 +34,20 @@ class TransactionWriter:
         self._queue: queue.SimpleQueue[tuple[int, tuple[Effect, ...]] | None] = queue.SimpleQueue()
         self._settled = threading.Condition()
         self._last_settled = 0
+        self._submitted_count = self._settled_count = 0
         self._errors: dict[int, MeshFusionError] = {}
         self._thread = threading.Thread(target=self._run, name="meshfusion-index", daemon=True)
         self._thread.start()
 
     def submit(self, ticket: int, effects: tuple[Effect, ...]) -> None:
+        """By one thread at a time."""
+        self._submitted_count += 1
         self._queue.put((ticket, effects))
+
+    @property
+    def pending_count(self) -> int:
+        """Transactions that are submitted and not settled."""
+        return self._submitted_count - self._settled_count
 
     def wait(self, ticket: int, deadline_s: float) -> None:
         """Until the transaction of ``ticket`` is settled. Raises its error, or ServiceUnavailableError past the
@@ -83,6 +91,7 @@ class TransactionWriter:
                 logger.exception("an index transaction was carried out, and what follows from it failed")
         with self._settled:
             self._last_settled = batch[-1][0]
+            self._settled_count += len(batch)
             if error is not None:
                 self._errors[batch[-1][0]] = error
                 for old in [t for t in self._errors if t < self._last_settled - 1024]:
