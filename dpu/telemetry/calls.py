@@ -16,6 +16,7 @@ import grpc
 
 from meshfusion.dpu.api.observer import Handle
 from meshfusion.dpu.api.request_ids import current_request_id, received_request_id
+from meshfusion.dpu.line_limit import LineLimit
 from meshfusion.dpu.telemetry.table import RPC_BUCKETS_S
 
 logger = logging.getLogger("meshfusion.access")
@@ -57,24 +58,6 @@ class CallCounts:
 class _Times:
     counts: list[int] = field(default_factory=lambda: [0] * (len(RPC_BUCKETS_S) + 1))
     sum_s: float = 0.0
-
-
-class LineLimit:
-    """At most ``per_minute`` in any minute; what is passed over is counted. No clock."""
-
-    def __init__(self, per_minute: int) -> None:
-        self._times: deque[float] = deque(maxlen=per_minute)
-        self._passed_over = 0
-
-    def take(self, now_s: float) -> int | None:
-        """None: not now. Else how many were passed over since the last that was not."""
-        is_full = len(self._times) == self._times.maxlen
-        if is_full and now_s - self._times[0] < 60.0:
-            self._passed_over += 1
-            return None
-        self._times.append(now_s)
-        passed_over, self._passed_over = self._passed_over, 0
-        return passed_over
 
 
 class CallWatch:

@@ -26,9 +26,10 @@ from meshfusion.dpu.telemetry.snapshot import Limits
 class Telemetry:
     """Of one served pool, from :meth:`start` to :meth:`close`, which comes before the pool's own.
 
-    ``calls`` is to observe the server, ``events`` is where parts tell what happened and what is served of it.
-    ``index_directory``: see :class:`~meshfusion.dpu.telemetry.pool_watch.PoolWatch`. ``more_pages``: beside the usual
-    ones. Raises :class:`~meshfusion.jbof.errors.ConfigError` when it cannot listen where it is told to.
+    ``calls`` is to observe the server, ``events`` is where parts tell what happened and what is served of it; where
+    none is given, it is one of its own. ``index_directory``: see
+    :class:`~meshfusion.dpu.telemetry.pool_watch.PoolWatch`. ``more_pages``: beside the usual ones. Raises
+    :class:`~meshfusion.jbof.errors.ConfigError` when it cannot listen where it is told to.
     """
 
     def __init__(
@@ -38,11 +39,12 @@ class Telemetry:
         admin: DriveAdmin,
         limits: Limits,
         *,
+        events: EventLog | None = None,
         index_directory: Path | None = None,
         more_pages: Pages | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.events = EventLog()
+        self.events = EventLog() if events is None else events
         self.calls = CallWatch(slow_call_s=config.slow_call_s)
         its_version = version_of_service()
         self._watch = PoolWatch(service, admin, self.events, version=its_version, index_directory=index_directory)

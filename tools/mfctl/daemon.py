@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from meshfusion.dpu.pool import Pool
     from meshfusion.dpu.pool_opening import MakeExports
+    from meshfusion.dpu.telemetry.event_log import EventLog
     from meshfusion.dpu.telemetry.service import Telemetry
 
 log = logging.getLogger("meshfusion.service")
@@ -44,9 +45,11 @@ def run_service(config: ServiceConfig, *, ready_as_json: bool, may_take_over: bo
         # After the pool: its checks may start child processes, which gRPC's threads do not like.
         from meshfusion.dpu.access.opening import open_door
         from meshfusion.dpu.api.server import serve
+        from meshfusion.dpu.telemetry.event_log import EventLog
 
-        door = open_door(config)
-        telemetry = _telemetry(config, pool)
+        events = EventLog()
+        door = open_door(config, lambda text: events.tell("certificate_problem", text))
+        telemetry = _telemetry(config, pool, events)
         try:
             server = serve(
                 pool,
@@ -119,7 +122,7 @@ def _open_pool(config: ServiceConfig, damaged: Callable[[FormatError], None], *,
     return pool
 
 
-def _telemetry(config: ServiceConfig, pool: Pool) -> Telemetry:
+def _telemetry(config: ServiceConfig, pool: Pool, events: EventLog) -> Telemetry:
     from meshfusion.dpu.pool_dir import PoolLayout
     from meshfusion.dpu.telemetry.service import Telemetry
     from meshfusion.dpu.telemetry.snapshot import Limits
@@ -128,7 +131,7 @@ def _telemetry(config: ServiceConfig, pool: Pool) -> Telemetry:
     writes_per_day = config.medium.drive_writes_per_day
     limits = Limits(leases.quarantine_max_fraction, leases.max_pinned_fraction, writes_per_day)
     index = PoolLayout(config.pool.path).index
-    return Telemetry(config.telemetry, pool, pool.drive_admin, limits, index_directory=index)
+    return Telemetry(config.telemetry, pool, pool.drive_admin, limits, events=events, index_directory=index)
 
 
 def _exports(config: ServiceConfig) -> MakeExports | None:
