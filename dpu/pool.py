@@ -29,6 +29,7 @@ from meshfusion.dpu.pool_parts import PoolParts, wire
 from meshfusion.dpu.pool_status import list_chunks, status_of
 from meshfusion.dpu.reserve_parts import in_parts, joined, part_of
 from meshfusion.dpu.running_drives import DriveOptions
+from meshfusion.dpu.segment_map import SegmentMapper, SegmentView
 from meshfusion.dpu.store.checks import refuse_unserved
 from meshfusion.dpu.store.steps import Step
 from meshfusion.jbof.errors import FormatError, MeshFusionError
@@ -52,6 +53,7 @@ class Pool:
         self._store, self._index, self._mutex = taken.store, taken.index, parts.mutex
         self._holders, self._drives, self._transactions = parts.holders, parts.drives, parts.transactions
         self._damage_lines = LineLimit(DAMAGE_LINES_PER_MINUTE)
+        self.segment_view: SegmentView = SegmentMapper(taken.shelf, taken.store.grants, mutex=parts.mutex)
         self._is_closed = False
 
     @classmethod

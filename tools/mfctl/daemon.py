@@ -126,12 +126,22 @@ def _telemetry(config: ServiceConfig, pool: Pool, events: EventLog) -> Telemetry
     from meshfusion.dpu.pool_dir import PoolLayout
     from meshfusion.dpu.telemetry.service import Telemetry
     from meshfusion.dpu.telemetry.snapshot import Limits
+    from meshfusion.dpu.telemetry.status_page import status_page
 
     leases = config.leases
     writes_per_day = config.medium.drive_writes_per_day
     limits = Limits(leases.quarantine_max_fraction, leases.max_pinned_fraction, writes_per_day)
     index = PoolLayout(config.pool.path).index
-    return Telemetry(config.telemetry, pool, pool.drive_admin, limits, events=events, index_directory=index)
+    return Telemetry(
+        config.telemetry,
+        pool,
+        pool.drive_admin,
+        limits,
+        events=events,
+        segments=pool.segment_view,
+        index_directory=index,
+        more_pages=status_page(),
+    )
 
 
 def _exports(config: ServiceConfig) -> MakeExports | None:
