@@ -159,4 +159,4 @@ if NODE is not None:  # elsewhere the browser of the nightly tests is the first 
 
     def test_the_script_is_one(tmp_path: Path) -> None:
         (tmp_path / "page.js").write_text(SCRIPT)
-        subprocess.run([NODE, "--check", str(tmp_path / "page.js")], check=True, timeout=60)
+        subprocess.run([str(NODE), "--check", str(tmp_path / "page.js")], check=True, timeout=60)
