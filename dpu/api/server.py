@@ -21,6 +21,7 @@ from meshfusion.dpu.api.observe_server import WatchedEvents, observe_handler
 from meshfusion.dpu.api.observer import CallObserver, NobodyWatches
 from meshfusion.dpu.api.security.guard import Guard
 from meshfusion.dpu.api.security.server_tls import ServerTls
+from meshfusion.dpu.api.trace_types import TraceSource
 from meshfusion.dpu.api.types import AbortRequest, ChunkService, DetachRequest, ReleaseRequest
 from meshfusion.dpu.api.v1 import chunk_pb2 as pb
 from meshfusion.jbof.errors import MeshFusionError, ServiceError, ServiceUnavailableError
@@ -41,6 +42,8 @@ CONNECTION_AGE_S = 3600.0
 Call = Callable[[Any, float], Message]
 # (request, reply) -> None: takes back what the caller will never learn of
 Undo = Callable[[Any, Any], None]
+# (call, request, reply) -> None: see CallObserver
+Answered = Callable[[str, Message, Message | None], None]
 
 
 class RunningServer:
@@ -67,11 +70,12 @@ def serve(
     connection_age_s: float = CONNECTION_AGE_S,
     observer: CallObserver | None = None,
     events: WatchedEvents | None = None,
+    traces: TraceSource | None = None,
     thread_count: int = 32,
     max_concurrent_calls: int = 256,
 ) -> RunningServer:
-    """Start serving ``service``, and ``admin`` and ``events`` to operators, at ``listen`` (``unix:///path`` or
-    ``host:port``) and return at once. ``observer`` sees each call.
+    """Start serving ``service``, and ``admin``, ``events`` and ``traces`` to operators, at ``listen`` (``unix:///path``
+    or ``host:port``) and return at once. ``observer`` sees each call.
 
     Writers' calls wait for the index to be synced, so there are more threads than could compute at once: a lookup
     must find a free one. More than ``max_concurrent_calls`` are refused with RESOURCE_EXHAUSTED. ``service`` must
@@ -100,8 +104,8 @@ def serve(
     server.add_generic_rpc_handlers(
         tuple(grpc.method_handlers_generic_handler(name, handlers) for name, handlers in served.items())
     )
-    if events is not None:
-        server.add_generic_rpc_handlers((observe_handler(events, guard),))
+    if events is not None or traces is not None:
+        server.add_generic_rpc_handlers((observe_handler(events, traces, guard),))
     address = parse_address(listen)
     credentials = None if tls is None else tls.credentials()
     bound = bind(server, address, credentials, asks_who_calls=guard.asks_who_calls)
@@ -132,7 +136,15 @@ def _handlers(
         m.name: grpc.unary_unary_rpc_method_handler(
             observer.watch(
                 m.name,
-                _handler(service, m.name, GetMessageClass(m.input_type), calls[m.name], undos.get(m.name), guard),
+                _handler(
+                    service,
+                    m.name,
+                    GetMessageClass(m.input_type),
+                    calls[m.name],
+                    undo=undos.get(m.name),
+                    guard=guard,
+                    answered=observer.answered,
+                ),
             )
         )
         for m in methods
@@ -229,7 +241,14 @@ def _too_late(name: str) -> ServiceUnavailableError:
 
 
 def _handler(
-    service: str, name: str, request_class: type[Message], call: Call, undo: Undo | None, guard: Guard
+    service: str,
+    name: str,
+    request_class: type[Message],
+    call: Call,
+    *,
+    undo: Undo | None,
+    guard: Guard,
+    answered: Answered,
 ) -> Callable[[bytes, grpc.ServicerContext], bytes]:
     def answer(raw: bytes, context: grpc.ServicerContext) -> bytes:
         caller = guard.admit(f"{service}.{name}", context)
@@ -241,7 +260,12 @@ def _handler(
             request = request_class.FromString(raw)
         except DecodeError as e:
             raise malformed(f"the request of {name}", f"cannot be parsed ({e})") from e
-        reply = guard.run(caller, request, lambda: call(request, deadline_s))
+        try:
+            reply = guard.run(caller, request, lambda: call(request, deadline_s))
+        except Exception:
+            answered(name, request, None)
+            raise
+        answered(name, request, reply)
         data = reply.SerializeToString()
         too_large = len(data) > MAX_MESSAGE_BYTES
         if undo is not None and (too_large or not _will_arrive(context)):

@@ -59,6 +59,7 @@ def run_service(config: ServiceConfig, *, ready_as_json: bool, may_take_over: bo
                 tls=door.tls,
                 observer=telemetry.calls,
                 events=telemetry.events,
+                traces=telemetry.calls,
             )
             try:
                 telemetry.start()

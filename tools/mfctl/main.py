@@ -30,6 +30,7 @@ from meshfusion.tools.mfctl.service_commands import run, service
 from meshfusion.tools.mfctl.sim_command import sim
 from meshfusion.tools.mfctl.token_commands import token
 from meshfusion.tools.mfctl.top_command import top
+from meshfusion.tools.mfctl.trace_command import trace
 from meshfusion.tools.mfctl.verify_command import verify
 
 EXIT_CODES_HELP = """\b
@@ -104,7 +105,24 @@ def mfctl(context: click.Context, /, **access: Any) -> None:
     remember_access(context, access)
 
 
-for command in (pool, service, chunk, jbof, path, events, top, config, kinds, doctor, verify, sim, lab, token, audit):
+for command in (
+    pool,
+    service,
+    chunk,
+    jbof,
+    path,
+    events,
+    trace,
+    top,
+    config,
+    kinds,
+    doctor,
+    verify,
+    sim,
+    lab,
+    token,
+    audit,
+):
     mfctl.add_command(command)
 
 meshfusion = RootCommand(

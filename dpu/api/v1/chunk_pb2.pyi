@@ -582,3 +582,33 @@ class Event(_message.Message):
     text: str
     fields: _containers.RepeatedCompositeFieldContainer[EventField]
     def __init__(self, sequence: _Optional[int] = ..., time_s: _Optional[float] = ..., kind: _Optional[str] = ..., severity: _Optional[str] = ..., text: _Optional[str] = ..., fields: _Optional[_Iterable[_Union[EventField, _Mapping[str, object]]]] = ...) -> None: ...
+
+class TraceRequest(_message.Message):
+    __slots__ = ("request_id",)
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    def __init__(self, request_id: _Optional[str] = ...) -> None: ...
+
+class TracedCall(_message.Message):
+    __slots__ = ("time_s", "call", "seconds", "code", "sent_under", "counts")
+    TIME_S_FIELD_NUMBER: _ClassVar[int]
+    CALL_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    SENT_UNDER_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    time_s: float
+    call: str
+    seconds: float
+    code: str
+    sent_under: str
+    counts: _containers.RepeatedCompositeFieldContainer[Counter]
+    def __init__(self, time_s: _Optional[float] = ..., call: _Optional[str] = ..., seconds: _Optional[float] = ..., code: _Optional[str] = ..., sent_under: _Optional[str] = ..., counts: _Optional[_Iterable[_Union[Counter, _Mapping[str, object]]]] = ...) -> None: ...
+
+class TraceReply(_message.Message):
+    __slots__ = ("calls", "kept_since_s")
+    CALLS_FIELD_NUMBER: _ClassVar[int]
+    KEPT_SINCE_S_FIELD_NUMBER: _ClassVar[int]
+    calls: _containers.RepeatedCompositeFieldContainer[TracedCall]
+    kept_since_s: float
+    def __init__(self, calls: _Optional[_Iterable[_Union[TracedCall, _Mapping[str, object]]]] = ..., kept_since_s: _Optional[float] = ...) -> None: ...

@@ -30,6 +30,7 @@ from meshfusion.dpu.api.security.server_tls import ServerTls
 from meshfusion.dpu.api.security.token_text import digest_of, token_of
 from meshfusion.dpu.api.server import RunningServer, serve
 from meshfusion.dpu.api.v1 import chunk_pb2 as pb
+from meshfusion.dpu.telemetry.calls import CallWatch
 from meshfusion.dpu.telemetry.event_log import EventLog
 from meshfusion.jbof import errors
 from tests.dpu.api.fake_service import FakeChunkService, make_chunk
@@ -78,7 +79,14 @@ class Rig:
         self.tokens_path = write_tokens(folder / "tokens.json", **names)
         self.audit = AuditLog(self.audit_path)
         self.guard = Guard(CallerIdentity(find_token=TokensFile(self.tokens_path).find), self.audit)
-        self.server = serve(self.service, "127.0.0.1:0", admin=self.admin, guard=self.guard, events=EventLog())
+        self.server = serve(
+            self.service,
+            "127.0.0.1:0",
+            admin=self.admin,
+            guard=self.guard,
+            events=EventLog(),
+            traces=CallWatch(slow_call_s=5.0),
+        )
         self._clients: list[GrpcChunkService | GrpcDriveAdmin] = []
 
     def security(self, name: str) -> ClientSecurity:
@@ -149,8 +157,18 @@ def raw_call(server: RunningServer, name: str, token: str | None, scheme: str = 
 # What each role may do, written down once more by hand: whoever changes the table changes this too.
 MAY = {
     "engine": {"Attach", "Match", "Release", "Reserve", "Commit", "Abort", "Heartbeat", "Drop", "Detach"},
-    "operator": {"Status", "ListChunks", "GetChunk", "Events", "Drives", "AddDrive", "DrainDrive", "RemoveDrive"},
-    "read-only": {"Status", "ListChunks", "GetChunk", "Events", "Drives"},
+    "operator": {
+        "Status",
+        "ListChunks",
+        "GetChunk",
+        "Events",
+        "Trace",
+        "Drives",
+        "AddDrive",
+        "DrainDrive",
+        "RemoveDrive",
+    },
+    "read-only": {"Status", "ListChunks", "GetChunk", "Events", "Trace", "Drives"},
 }
 
 
