@@ -6,9 +6,10 @@ were, so that a commit or a release is found under the request, too.
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict, defaultdict
+import threading
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, Final, NamedTuple
 
 from google.protobuf.message import Message
@@ -19,7 +20,9 @@ from meshfusion.dpu.api.v1 import chunk_pb2 as pb
 KEPT_OWNERS: Final = 16_384  # leases and grants whose request is known
 MAX_PARTS: Final = 1_024  # of a call: as many requests as an engine batches, and more
 
-_OUTCOMES: Final = {number: name.removeprefix("RESERVE_OUTCOME_").lower() for name, number in pb.ReserveOutcome.items()}
+_OUTCOMES: Final = {
+    number: f"chunks_{name.removeprefix('RESERVE_OUTCOME_').lower()}" for name, number in pb.ReserveOutcome.items()
+}
 
 
 class CallPart(NamedTuple):
@@ -29,14 +32,15 @@ class CallPart(NamedTuple):
     counts: tuple[tuple[str, int], ...]
 
 
-_Counts = dict[str, Counter[str]]  # by request
+_Counts = dict[str, dict[str, int]]  # by request and name
 
 
 class CallParts:
-    """Not safe for several threads at once."""
+    """Safe for use by several threads: lookups wait for no more than a few look-ups in a table."""
 
     def __init__(self, *, kept_owners: int = KEPT_OWNERS) -> None:
         self._kept_owners = kept_owners
+        self._mutex = threading.Lock()
         self._request_of: OrderedDict[str, str] = OrderedDict()  # by lease or grant, the oldest first
         self._readers: dict[str, Callable[[Any, Any], _Counts]] = {
             "Match": self._match,
@@ -60,47 +64,52 @@ class CallParts:
     def _match(self, request: pb.MatchRequest, reply: pb.MatchReply | None) -> _Counts:
         asked = len(request.groups[0].keys) if request.groups else 0
         if reply is None:
-            return {request.request_id: Counter()}
-        self._own(reply.lease_id, request.request_id)
-        return {request.request_id: Counter({"chunks_asked": asked, "chunks_matched": reply.chunk_count})}
+            return {request.request_id: {}}
+        self._own([(reply.lease_id, request.request_id)])
+        return {request.request_id: {"chunks_asked": asked, "chunks_matched": reply.chunk_count}}
 
     def _release(self, request: pb.ReleaseRequest, reply: object) -> _Counts:
-        return self._counted("leases_released", request.lease_ids)
+        return _counts_of((owner, "leases_released") for owner in self._owners(request.lease_ids))
 
     def _reserve(self, request: pb.ReserveRequest, reply: pb.ReserveReply | None) -> _Counts:
-        counts: _Counts = defaultdict(Counter)
         if reply is None:  # maybe since it is malformed
-            return {request_id: Counter() for request_id in request.request_ids[:MAX_PARTS]}
+            return {request_id: {} for request_id in request.request_ids[:MAX_PARTS]}
         names = ("", *request.request_ids)  # as items refer to them
-        for item, result in zip(request.items, reply.results, strict=True):
-            counts[names[item.request]].update(("chunks_asked", f"chunks_{_OUTCOMES[result.outcome]}"))
-            self._own(result.grant_id, names[item.request])
-        return counts
+        owners = [names[item.request] for item in request.items]
+        self._own([(r.grant_id, owner) for r, owner in zip(reply.results, owners, strict=True) if r.grant_id])
+        outcomes = (_OUTCOMES[result.outcome] for result in reply.results)
+        asked = ((owner, "chunks_asked") for owner in owners)
+        return _counts_of(chain(asked, zip(owners, outcomes, strict=True)))
 
     def _commit(self, request: pb.CommitRequest, reply: pb.CommitReply | None) -> _Counts:
-        counts: _Counts = defaultdict(Counter)
-        verdicts = reply.committed if reply is not None else [False] * len(request.items)
-        for item, is_committed in zip(request.items, verdicts, strict=True):
-            each = counts[self._request_of.get(item.grant_id, "")]
-            each["chunks_asked"] += 1
-            each["chunks_committed"] += is_committed
-        return counts
+        owners = self._owners(item.grant_id for item in request.items)
+        verdicts = reply.committed if reply is not None else [False] * len(owners)
+        names = ("chunks_committed" if is_so else "chunks_refused" for is_so in verdicts)
+        asked = ((owner, "chunks_asked") for owner in owners)
+        return _counts_of(chain(asked, zip(owners, names, strict=True)))
 
     def _abort(self, request: pb.AbortRequest, reply: object) -> _Counts:
-        counts = self._counted("chunks_aborted", request.grant_ids)
-        for request_id, each in self._counted("chunks_in_doubt", request.doubtful_grant_ids).items():
-            counts[request_id].update(each)
-        return counts
+        aborted = ((owner, "chunks_aborted") for owner in self._owners(request.grant_ids))
+        doubtful = ((owner, "chunks_in_doubt") for owner in self._owners(request.doubtful_grant_ids))
+        return _counts_of(chain(aborted, doubtful))
 
-    def _counted(self, name: str, ids: Iterable[str]) -> _Counts:
-        counts: _Counts = defaultdict(Counter)
-        for each in ids:
-            counts[self._request_of.get(each, "")][name] += 1
-        return counts
+    def _owners(self, ids: Iterable[str]) -> list[str]:
+        """ "" where it is not known."""
+        with self._mutex:
+            return [self._request_of.get(each, "") for each in ids]
 
-    def _own(self, lease_or_grant_id: str, request_id: str) -> None:
-        if not lease_or_grant_id or not request_id:
-            return
-        self._request_of[lease_or_grant_id] = request_id[:MAX_CHARS]
-        if len(self._request_of) > self._kept_owners:
-            self._request_of.popitem(last=False)
+    def _own(self, owners: Iterable[tuple[str, str]]) -> None:
+        """``owners``: (lease or grant, request)."""
+        known = [(each, request_id[:MAX_CHARS]) for each, request_id in owners if each and request_id]
+        with self._mutex:
+            self._request_of.update(known)
+            while len(self._request_of) > self._kept_owners:
+                self._request_of.popitem(last=False)
+
+
+def _counts_of(pairs: Iterable[tuple[str, str]]) -> _Counts:
+    """``pairs``: (request, what is to be counted)."""
+    counts: _Counts = {}
+    for (request_id, name), count in Counter(pairs).items():
+        counts.setdefault(request_id, {})[name] = count
+    return counts

@@ -121,8 +121,7 @@ class CallWatch:
 
     def answered(self, call: str, request: Message, reply: Message | None) -> None:
         try:
-            with self._mutex:
-                self._here.parts = self._parts.of(call, request, reply)
+            self._here.parts = self._parts.of(call, request, reply)
         except Exception:  # what was granted must reach the caller all the same
             logger.exception("%s cannot be traced: a defect of the service", call)
 

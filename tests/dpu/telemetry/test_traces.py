@@ -147,6 +147,18 @@ def test_calls_of_many_requests_push_out_more(monkeypatch: pytest.MonkeyPatch) -
     assert [len(watch.trace(f"r{call}-5").calls) for call in range(4)] == [0, 0, 1, 1]
 
 
+def test_a_commit_that_came_too_late() -> None:
+    parts = CallParts()
+    reserve = pb.ReserveRequest(items=[pb.ReserveItem(request=1)] * 2, request_ids=["a"])
+    granted = [pb.ReserveResult(outcome=pb.RESERVE_OUTCOME_GRANTED, grant_id=f"g{i}") for i in range(2)]
+    parts.of("Reserve", reserve, pb.ReserveReply(results=granted))
+    commit = pb.CommitRequest(items=[pb.CommitItem(grant_id=f"g{i}") for i in range(2)])
+    (part,) = parts.of("Commit", commit, pb.CommitReply(committed=[False, True]))
+    assert (part.request_id, dict(part.counts)) == (
+        "a", {"chunks_asked": 2, "chunks_refused": 1, "chunks_committed": 1},
+    )  # fmt: skip
+
+
 def test_a_message_that_is_malformed_or_huge_costs_little() -> None:
     parts = CallParts()
     names = ["x" * 5000] * 3 + [f"r{i}" for i in range(5000)]
