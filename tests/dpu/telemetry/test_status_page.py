@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import base64
+import fnmatch
 import hashlib
 import json
 import re
 import shutil
 import subprocess
+import tomllib
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any, Final
@@ -16,7 +18,7 @@ import pytest
 
 from meshfusion.dpu.api.address import TcpAddress
 from meshfusion.dpu.telemetry.http_server import TelemetryServer
-from meshfusion.dpu.telemetry.status_page import content_policy, status_page
+from meshfusion.dpu.telemetry.status_page import FILE_NAME, content_policy, status_page
 from meshfusion.jbof.segment_states import SegmentTally
 from tests.dpu.telemetry.page_cases import COUNTERS, silent_pool_json, status_json
 from tests.dpu.telemetry.test_http_server import ask
@@ -107,6 +109,13 @@ def test_nothing_but_its_script_and_style_may_run() -> None:
         "frame-ancestors": "'none'",
     }
     assert "\r" not in HTML, "browsers compute it of other line ends"
+
+
+def test_it_is_in_what_is_installed() -> None:
+    """An editable install has it anyhow."""
+    project = tomllib.loads((Path(__file__).resolve().parents[3] / "pyproject.toml").read_text())
+    patterns = project["tool"]["setuptools"]["package-data"]["meshfusion.dpu.telemetry"]
+    assert any(fnmatch.fnmatch(FILE_NAME, pattern) for pattern in patterns)
 
 
 def test_a_page_with_two_scripts_has_no_policy() -> None:
