@@ -25,8 +25,8 @@ class TelemetryConfig(ConfigModel):
 
     listen: Annotated[str, AfterValidator(_address)] | None = Field(
         default=None,
-        description="Where monitors ask over HTTP, for /metrics, /healthz, /readyz and /status.json: host:port or "
-        "unix:///path. Nothing is served without it.",
+        description="Where monitors ask over HTTP, for /metrics, /healthz, /readyz and /status.json, and people for "
+        "the status page, /: host:port or unix:///path. Nothing is served without it.",
         examples=["127.0.0.1:9477"],
     )
     allow_public: bool = Field(

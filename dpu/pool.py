@@ -15,11 +15,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
+from typing import Final
 
 from meshfusion.dpu.api import types as api
 from meshfusion.dpu.drain import Held
 from meshfusion.dpu.drive_owners import OpenReservable, open_block_reservable
 from meshfusion.dpu.index_proof import FIRST_LOOK_S
+from meshfusion.dpu.line_limit import LineLimit, quoted
 from meshfusion.dpu.pool_create import create_pool
 from meshfusion.dpu.pool_dir import PoolLayout
 from meshfusion.dpu.pool_inspect import CheckReport, check_pool, inspect_pool
@@ -29,12 +31,16 @@ from meshfusion.dpu.pool_status import list_chunks, status_of
 from meshfusion.dpu.progress import Progress
 from meshfusion.dpu.reserve_parts import in_parts, joined, part_of
 from meshfusion.dpu.running_drives import DriveOptions
+from meshfusion.dpu.segment_map import SegmentMapper, SegmentView
 from meshfusion.dpu.store.checks import refuse_unserved
 from meshfusion.dpu.store.steps import Step
 from meshfusion.dpu.tuning import Tuning
 from meshfusion.jbof.errors import FormatError, MeshFusionError
 
 logger = logging.getLogger("meshfusion.pool")
+
+
+DAMAGE_LINES_PER_MINUTE: Final = 20  # of the log; the counters dropped_reports and dropped_chunks have them all
 
 
 class Pool:
@@ -49,6 +55,8 @@ class Pool:
         self._options, self._clock = taken.options, taken.clock
         self._store, self._index, self._mutex = taken.store, taken.index, parts.mutex
         self._holders, self._drives, self._transactions = parts.holders, parts.drives, parts.transactions
+        self._damage_lines = LineLimit(DAMAGE_LINES_PER_MINUTE)
+        self.segment_view: SegmentView = SegmentMapper(taken.shelf, taken.store.grants, mutex=parts.mutex)
         self._is_closed = False
 
     @classmethod
@@ -166,7 +174,9 @@ class Pool:
             step = self._store.drop(self._clock(), request, found)
             self._transactions.submit(step)
             self._drives.suspect(request.extent)
-        logger.warning("chunk %s dropped: %r", request.key.hex(), request.reason)
+            passed_over = self._damage_lines.take(self._clock())
+        if passed_over is not None:
+            logger.warning("%s", _damage_line(request, passed_over, is_known=step.reply))
         return self._transactions.wait(step, deadline_s)
 
     def detach(self, request: api.DetachRequest, *, deadline_s: float) -> None:
@@ -184,6 +194,7 @@ class Pool:
                 self._clock(),
                 other_counts=self._parts.taken.medium.counts + Counter(dict(self._drives.counters)),
                 exports_problem=self._holders.exports_problem,
+                transactions_pending=self._transactions.pending_count,
             )
 
     def list_chunks(self, request: api.ListRequest, *, deadline_s: float) -> api.ListReply:
@@ -239,6 +250,12 @@ class Pool:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _damage_line(request: api.DropRequest, passed_over: int, *, is_known: bool) -> str:
+    what = "is forgotten" if is_known else "is not there any more, or was written anew: nothing is forgotten"
+    more = f"; {passed_over} reports before it were not logged" if passed_over else ""
+    return f"chunk {request.key.hex()} was reported as damaged, {quoted(request.reason)}, and {what}{more}"
 
 
 __all__ = ["CheckReport", "Pool", "PoolOptions", "check_pool", "create_pool", "inspect_pool", "list_chunks"]

@@ -20,6 +20,7 @@ def status_of(
     *,
     other_counts: Counter[str],
     exports_problem: str,
+    transactions_pending: int,
 ) -> api.PoolStatus:
     """Under the pool's mutex, the index too: a chunk then always shows as granted, as committed or as both."""
     geometry, counts = store.segments.geometry, store.segments.counts()
@@ -47,14 +48,10 @@ def status_of(
         holders=store.holder_statuses(now_s),
         counters=tuple(sorted((store.counts + other_counts + stopped).items())),
         exports_problem=exports_problem,
-        oldest_grant_s=_oldest_grant_s(store, now_s),
+        oldest_grant_s=store.grants.oldest_s(now_s),
+        oldest_lease_s=store.leases.oldest_s(now_s),
+        transactions_pending=transactions_pending,
     )
-
-
-def _oldest_grant_s(store: Store, now_s: float) -> float:
-    """A grant is given for a fixed time, and never for longer."""
-    given_s = (grant.expires_s - store.options.grant_ttl_s for grant in store.grants)
-    return max(0.0, now_s - min(given_s, default=now_s))
 
 
 def list_chunks(index: Index, request: api.ListRequest) -> api.ListReply:

@@ -37,6 +37,11 @@ class Transactions:
         self._then: dict[int, Callable[[], None]] = {}  # by ticket
         self._writer = TransactionWriter(index, medium, self._settle)
 
+    @property
+    def pending_count(self) -> int:
+        """Submitted, and not known to be durable or to have failed yet."""
+        return self._writer.pending_count
+
     def submit(self, step: Step[object], then: Callable[[], None] | None = None) -> None:
         """Under the mutex, so that tickets reach the writer in order. ``then``: to be done, under the mutex too, when
         it is durable."""

@@ -36,18 +36,26 @@ class TransactionWriter:
         self._settled = threading.Condition()
         self._last_submitted = 0
         self._last_settled = 0
+        self._submitted_count = self._settled_count = 0
         self._errors: dict[int, MeshFusionError] = {}
         self._thread = threading.Thread(target=self._run, name="meshfusion-index", daemon=True)
         self._thread.start()
 
     def submit(self, ticket: int, effects: tuple[Effect, ...]) -> None:
+        """By one thread at a time."""
         self._last_submitted = ticket
+        self._submitted_count += 1
         self._queue.put((ticket, effects))
 
     @property
     def progress(self) -> Progress:
         """Under the lock that keeps tickets in order."""
         return Progress(self._last_submitted, self._last_settled)
+
+    @property
+    def pending_count(self) -> int:
+        """Transactions that are submitted and not settled."""
+        return self._submitted_count - self._settled_count
 
     def wait(self, ticket: int, deadline_s: float) -> None:
         """Until the transaction of ``ticket`` is settled. Raises its error, or ServiceUnavailableError past the
@@ -91,6 +99,7 @@ class TransactionWriter:
                 logger.exception("an index transaction was carried out, and what follows from it failed")
         with self._settled:
             self._last_settled = batch[-1][0]
+            self._settled_count += len(batch)
             if error is not None:
                 self._errors[batch[-1][0]] = error
                 for old in [t for t in self._errors if t < self._last_settled - 1024]:

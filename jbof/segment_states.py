@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,19 @@ class Allocation:
     lba: int
     lba_count: int
     generation: int
+
+
+class SegmentTally(NamedTuple):
+    """Of some segments, how many are in each state, those in quarantine apart from the rest; and how many of all these
+    have readers and writers, so that they cannot be reclaimed. ``opening``: being opened, or emptied."""
+
+    free: int
+    opening: int
+    open: int
+    sealed: int
+    quarantined: int
+    read: int
+    written: int
 
 
 @dataclass(frozen=True, slots=True)

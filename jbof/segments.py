@@ -11,7 +11,7 @@ The first block of a segment is its header's. At its end room is kept for its su
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import islice, takewhile
 
@@ -25,6 +25,7 @@ from meshfusion.jbof.segment_states import (
     SegmentCounts,
     SegmentRecord,
     SegmentState,
+    SegmentTally,
     SummaryState,
 )
 
@@ -86,6 +87,26 @@ class SegmentTable:
             sealed=tally[SegmentState.SEALED],
             opening=tally[SegmentState.OPENING] + tally[SegmentState.EMPTYING],
         )
+
+    def tally(self, segments: range, is_quarantined: Callable[[int], bool]) -> SegmentTally:
+        """Of these, which are of this drive. ``is_quarantined`` is asked of those with writers: no other can be. It is
+        asked for very many, under the pool's mutex: hence no look-up by state, whose hash is a call."""
+        free = open_ = sealed = quarantined = read = written = 0
+        for index in segments:
+            segment = self._segments[index]
+            state = segment.state
+            read += segment.read_pins > 0
+            written += segment.write_pins > 0
+            if segment.write_pins and is_quarantined(index):
+                quarantined += 1
+            elif state is SegmentState.FREE:
+                free += 1
+            elif state is SegmentState.SEALED:
+                sealed += 1
+            elif state is SegmentState.OPEN:
+                open_ += 1
+        opening = len(segments) - free - sealed - open_ - quarantined
+        return SegmentTally(free, opening, open_, sealed, quarantined, read, written)
 
     @property
     def free_count(self) -> int:

@@ -20,6 +20,7 @@ from typing import Final
 from meshfusion.jbof.policy.write_budget import WriteBudget
 from meshfusion.jbof.pool_addresses import drive_of_segment
 from meshfusion.jbof.segment_geometry import SegmentGeometry
+from meshfusion.jbof.segment_states import SegmentTally
 from meshfusion.jbof.segments import Allocation, SegmentCounts, SegmentRecord, SegmentTable
 from meshfusion.jbof.shelf_drive import (
     UNKNOWN_WEAR,
@@ -115,6 +116,15 @@ class Shelf:
     def held(self, number: int) -> tuple[SegmentRecord, ...]:
         """The drive's sealed segments without a writer, the least recently used first: what can be emptied."""
         return self._drives[number].segments.at_rest()
+
+    def segments_of(self, number: int) -> range:
+        """The drive's, as the pool numbers them."""
+        return self._drives[number].segments.geometry.segments
+
+    def tally(self, number: int, segments: range, is_quarantined: Callable[[int], bool]) -> SegmentTally | None:
+        """As of one drive; None of one that has left."""
+        drive = self._drives.get(number)
+        return None if drive is None else drive.segments.tally(segments, is_quarantined)
 
     # ---- one drive's affair --------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from meshfusion.dpu.access.audit_log import FILE_NAME, AuditLog
 from meshfusion.dpu.access.tokens_file import TokensFile
 from meshfusion.dpu.api.security.guard import Guard
 from meshfusion.dpu.api.security.identity import CallerIdentity
+from meshfusion.dpu.api.security.rotated import Tell, tell_nobody
 from meshfusion.dpu.api.security.server_tls import ServerTls
 from meshfusion.dpu.config import ServiceConfig
 
@@ -21,12 +22,13 @@ class Door(NamedTuple):
     audit: AuditLog
 
 
-def open_door(config: ServiceConfig) -> Door:
+def open_door(config: ServiceConfig, tell: Tell = tell_nobody) -> Door:
     """Raises :class:`~meshfusion.jbof.errors.ConfigError` of bad files. That the audit log cannot be written is logged
-    only: lookups are not kept waiting for it."""
-    tls = None if config.tls is None else ServerTls(config.tls.files)
+    only: lookups are not kept waiting for it. ``tell`` is told of files that turn out bad later, and of certificates
+    that are near their end."""
+    tls = None if config.tls is None else ServerTls(config.tls.files, tell=tell)
     subjects = {entry.subject: entry.principal() for entry in config.access or ()}
-    tokens = None if config.tokens_file is None else TokensFile(config.tokens_file)
+    tokens = None if config.tokens_file is None else TokensFile(config.tokens_file, tell=tell)
     audit = AuditLog(audit_path(config))
     audit.probe()
     return Door(Guard(CallerIdentity(subjects, tokens.find if tokens else None), audit), tls, audit)

@@ -12,7 +12,7 @@ from meshfusion.dpu.api.limits import MAX_ID_CHARS
 from meshfusion.dpu.api.security.files import read_secret
 from meshfusion.dpu.api.security.principal import Principal, PrincipalKind
 from meshfusion.dpu.api.security.roles import Role
-from meshfusion.dpu.api.security.rotated import Rotated
+from meshfusion.dpu.api.security.rotated import Rotated, Tell, tell_nobody
 from meshfusion.dpu.api.security.token_text import digest_of
 from meshfusion.dpu.yaml_document import YamlDocument, parse_yaml
 from meshfusion.jbof.config_problems import ConfigProblem, ConfigProblemsError
@@ -43,10 +43,11 @@ _ENTRIES: Final = TypeAdapter(list[TokenEntry])
 
 
 class TokensFile:
-    """Read again when it changes. Raises :class:`~meshfusion.jbof.errors.ConfigError` when it is bad at first."""
+    """Read again when it changes; when it is bad then, ``tell`` is told. Raises
+    :class:`~meshfusion.jbof.errors.ConfigError` when it is bad at first."""
 
-    def __init__(self, path: Path) -> None:
-        self._entries = Rotated((path,), lambda: read_tokens(path), f"tokens_file {path}")
+    def __init__(self, path: Path, *, tell: Tell = tell_nobody) -> None:
+        self._entries = Rotated((path,), lambda: read_tokens(path), f"tokens_file {path}", tell=tell)
 
     def find(self, token: str) -> Principal | None:
         """Takes equally long whichever token it is, or is not."""

@@ -15,7 +15,7 @@ MAX_COUNTERS = 4_096
 
 # The plain fields have the same names on both sides; a test holds the proto file to that.
 _POOL_TEXTS = ("path", "saves_stopped_reason", "exports_problem")
-_POOL_SECONDS = ("oldest_grant_s",)
+_POOL_SECONDS = ("oldest_grant_s", "oldest_lease_s")
 _POOL_OTHERS = {"pool_uuid", "holders", "counters", *_POOL_TEXTS, *_POOL_SECONDS}
 _POOL_INTS = tuple(f.name for f in dataclasses.fields(t.PoolStatus) if f.name not in _POOL_OTHERS)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 import grpc
+from google.protobuf.message import Message
 
 Handle = Callable[[bytes, grpc.ServicerContext], bytes]
 
@@ -15,9 +16,16 @@ class CallObserver(Protocol):
         """``handle`` as it is to be served, for the call of that name. Asked once for each call, before the first."""
         ...
 
+    def answered(self, call: str, request: Message, reply: Message | None) -> None:
+        """Told within ``handle``, on its thread, of what the call came to; ``reply`` None: it was refused."""
+        ...
+
 
 class NobodyWatches:
     """Keeps the contract of :class:`CallObserver`."""
 
     def watch(self, call: str, handle: Handle) -> Handle:
         return handle
+
+    def answered(self, call: str, request: Message, reply: Message | None) -> None:
+        pass

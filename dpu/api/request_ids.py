@@ -19,7 +19,7 @@ def request_id_of(request: object) -> str:
     else a random one."""
     named = {getattr(part, "request_id", "") for part in (request, *getattr(request, "items", ()))} - {""}
     if len(named) == 1:  # of several, none stands for the call
-        return _printable(str(named.pop()))
+        return printable_id(str(named.pop()))
     return current_request_id.get() or uuid.uuid4().hex
 
 
@@ -27,10 +27,10 @@ def received_request_id(metadata: Iterable[tuple[str, str | bytes]] | None) -> s
     """What a call came under; a random one where its sender named none."""
     for key, value in metadata or ():
         if key == METADATA_KEY and isinstance(value, str) and value:
-            return _printable(value)
+            return printable_id(value)
     return uuid.uuid4().hex
 
 
-def _printable(text: str) -> str:
+def printable_id(text: str) -> str:
     """As metadata may be, and a line of a log: ASCII without control characters."""
     return "".join(c if " " < c < "\x7f" else "?" for c in text[:MAX_CHARS])

@@ -22,6 +22,7 @@ from meshfusion.dpu.api.refusing import RefusesUnread, abort
 from meshfusion.dpu.api.security.guard import Guard
 from meshfusion.dpu.api.security.server_tls import ServerTls
 from meshfusion.dpu.api.service_types import ServiceAdmin
+from meshfusion.dpu.api.trace_types import TraceSource
 from meshfusion.dpu.api.types import AbortRequest, ChunkService, DetachRequest, ReleaseRequest
 from meshfusion.dpu.api.v1 import chunk_pb2 as pb
 from meshfusion.jbof.errors import MeshFusionError, ServiceError, ServiceUnavailableError
@@ -45,6 +46,8 @@ ANSWERED_AT_ONCE: Final = frozenset({"Match", "Release", "Abort", "Heartbeat", "
 Call = Callable[[Any, float], Message]
 # (request, reply) -> None: takes back what the caller will never learn of
 Undo = Callable[[Any, Any], None]
+# (call, request, reply) -> None: see CallObserver
+Answered = Callable[[str, Message, Message | None], None]
 
 
 class RunningServer:
@@ -73,11 +76,12 @@ def serve(
     observer: CallObserver | None = None,
     events: WatchedEvents | None = None,
     operation: ServiceAdmin | None = None,
+    traces: TraceSource | None = None,
     thread_count: int = 32,
     lookup_thread_count: int = 8,
     max_concurrent_calls: int = 256,
 ) -> RunningServer:
-    """Start serving ``service``, and ``admin``, ``operation`` and ``events`` to operators, at ``listen``
+    """Start serving ``service``, and ``admin``, ``operation``, ``events`` and ``traces`` to operators, at ``listen``
     (``unix:///path`` or ``host:port``) and return at once. ``observer`` sees each call.
 
     Writers' calls wait for the index to be synced, so there are more threads than could compute at once, and others for
@@ -112,8 +116,8 @@ def serve(
     server.add_generic_rpc_handlers(
         tuple(grpc.method_handlers_generic_handler(name, handlers) for name, handlers in served.items())
     )
-    if events is not None:
-        server.add_generic_rpc_handlers((observe_handler(events, guard),))
+    if events is not None or traces is not None:
+        server.add_generic_rpc_handlers((observe_handler(events, traces, guard),))
     address = parse_address(listen)
     credentials = None if tls is None else tls.credentials()
     bound = bind(server, address, credentials, asks_who_calls=guard.asks_who_calls)
@@ -147,7 +151,15 @@ def _handlers(
     assert {m.name for m in methods} == calls.keys(), "the proto file and the server disagree about the calls"
     handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {}
     for m in methods:
-        bare = _handler(service, m.name, GetMessageClass(m.input_type), calls[m.name], undos.get(m.name), guard)
+        bare = _handler(
+            service,
+            m.name,
+            GetMessageClass(m.input_type),
+            calls[m.name],
+            undo=undos.get(m.name),
+            guard=guard,
+            answered=observer.answered,
+        )
         handle = observer.watch(m.name, bare)
         if m.name in ANSWERED_AT_ONCE:
             handle.experimental_thread_pool = lookups  # type: ignore[attr-defined]  # gRPC looks for it there
@@ -245,7 +257,14 @@ def _too_late(name: str) -> ServiceUnavailableError:
 
 
 def _handler(
-    service: str, name: str, request_class: type[Message], call: Call, undo: Undo | None, guard: Guard
+    service: str,
+    name: str,
+    request_class: type[Message],
+    call: Call,
+    *,
+    undo: Undo | None,
+    guard: Guard,
+    answered: Answered,
 ) -> Callable[[bytes, grpc.ServicerContext], bytes]:
     def answer(raw: bytes, context: grpc.ServicerContext) -> bytes:
         caller = guard.admit(f"{service}.{name}", context)
@@ -257,7 +276,12 @@ def _handler(
             request = request_class.FromString(raw)
         except DecodeError as e:
             raise malformed(f"the request of {name}", f"cannot be parsed ({e})") from e
-        reply = guard.run(caller, request, lambda: call(request, deadline_s))
+        try:
+            reply = guard.run(caller, request, lambda: call(request, deadline_s))
+        except Exception:
+            answered(name, request, None)
+            raise
+        answered(name, request, reply)
         data = reply.SerializeToString()
         too_large = len(data) > MAX_MESSAGE_BYTES
         if undo is not None and (too_large or not _will_arrive(context)):

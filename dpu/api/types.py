@@ -344,7 +344,8 @@ class HolderStatus:
 @dataclass(frozen=True, slots=True)
 class PoolStatus:
     """Everything ``mfctl pool status`` prints. ``segments_*`` add up to ``segment_count``. ``oldest_grant_s``: how long
-    ago the oldest grant was given whose fate is not known; 0 while there is none."""
+    ago the oldest grant was given whose fate is not known, ``oldest_lease_s``: the oldest lease; 0 while there is none.
+    ``transactions_pending``: of the index, that are not durable yet."""
 
     pool_uuid: str
     path: str
@@ -369,6 +370,8 @@ class PoolStatus:
     counters: tuple[tuple[str, int], ...]
     exports_problem: str = ""  # why exports are not as they should be; "" while they are, or when there are none
     oldest_grant_s: float = 0.0
+    oldest_lease_s: float = 0.0
+    transactions_pending: int = 0
 
 
 class ChunkService(Protocol):

@@ -15,6 +15,8 @@ from meshfusion.jbof.errors import ConfigError, ServiceError, UnsupportedError
 from meshfusion.jbof.format import header_lba_count, shard_lba_count, unit_lba_count
 
 SERVED_TENANT = "default"
+PROBE_KIND = "probe"  # the service's own: it attaches, looks up and writes as engines do, and does not count as one
+SERVED_KINDS = ("vllm", PROBE_KIND)
 
 _INCARNATION = re.compile(r"[0-9A-Za-z_-]{1,64}")  # it names a file
 
@@ -36,8 +38,9 @@ def refuse_unserved(request: api.AttachRequest) -> None:
         unserved.append(f"rank_count {request.rank_count} (served: 1 to {MAX_SHARDS})")
     if request.handoff_token:
         unserved.append("a hand-off token")
-    if request.engine_kind != "vllm":
-        unserved.append(f"engine_kind {request.engine_kind!r} (served: 'vllm')")
+    if request.engine_kind not in SERVED_KINDS:
+        served = ", ".join(map(repr, SERVED_KINDS))
+        unserved.append(f"engine_kind {request.engine_kind!r} (served: {served})")
     if len(request.identity) != api.IDENTITY_BYTES:
         unserved.append(f"an identity of {len(request.identity)} bytes (served: {api.IDENTITY_BYTES})")
     if unserved:

@@ -43,7 +43,8 @@ class GrantTable:
         self._segments = segments
         self._epoch = epoch  # part of every id: a late message from an earlier epoch must not name a grant of this one
         self._ttl_s = ttl_s
-        self._grants: dict[str, Grant] = {}
+        self._grants: dict[str, Grant] = {}  # in the order in which they were given
+        self._of_holder: dict[str, dict[str, Grant]] = {}  # none for a holder without grants
         self._writer_of: dict[bytes, str] = {}
         self._quarantined: Counter[int] = Counter()  # segment -> extents in it; looked at for every chunk
         self._next = 0
@@ -55,7 +56,12 @@ class GrantTable:
         return iter(tuple(self._grants.values()))
 
     def count_of(self, holder_id: str) -> int:
-        return sum(grant.holder_id == holder_id for grant in self._grants.values())
+        return len(self._of_holder.get(holder_id, ()))
+
+    def oldest_s(self, now_s: float) -> float:
+        """How long ago the oldest grant was given, which is for a fixed time; 0 while there is none."""
+        oldest = next(iter(self._grants.values()), None)
+        return 0.0 if oldest is None else max(0.0, now_s - (oldest.expires_s - self._ttl_s))
 
     def get(self, holder_id: str, grant_id: str) -> Grant | None:
         grant = self._grants.get(grant_id)
@@ -72,12 +78,17 @@ class GrantTable:
         for extent in extents:
             self._segments.pin_write(extent.segment)
         self._grants[grant.grant_id] = grant
+        self._of_holder.setdefault(holder_id, {})[grant.grant_id] = grant
         self._writer_of[item.key] = grant.grant_id
         return grant
 
     def resolve(self, grant: Grant) -> None:
         """The fate of every write under this grant is known: its segments are free of it."""
         del self._grants[grant.grant_id]
+        held = self._of_holder[grant.holder_id]
+        del held[grant.grant_id]
+        if not held:
+            del self._of_holder[grant.holder_id]
         if grant.state in _QUARANTINED:
             for extent in grant.extents:
                 self._quarantined[extent.segment] -= 1
@@ -110,7 +121,7 @@ class GrantTable:
         self._quarantine(grant, GrantState.DOUBTFUL)
 
     def of_holder(self, holder_id: str) -> tuple[Grant, ...]:
-        return tuple(grant for grant in self._grants.values() if grant.holder_id == holder_id)
+        return tuple(self._of_holder.get(holder_id, {}).values())
 
     @property
     def awaited_count(self) -> int:
@@ -120,6 +131,10 @@ class GrantTable:
     @property
     def quarantined_segment_count(self) -> int:
         return len(self._quarantined)
+
+    def is_quarantined(self, segment: int) -> bool:
+        """May a write of unknown fate still land in it?"""
+        return segment in self._quarantined
 
     def _quarantine(self, grant: Grant, state: GrantState) -> None:
         if grant.state not in _QUARANTINED:

@@ -18,6 +18,7 @@ class Lease:
     holder_id: str
     request_id: str
     segments: tuple[int, ...]
+    granted_s: float
     expires_s: float
 
 
@@ -28,7 +29,8 @@ class LeaseTable:
         self._segments = segments
         self._epoch = epoch  # part of every id: a late message from an earlier epoch must not name a lease of this one
         self._ttl_s = ttl_s
-        self._leases: dict[str, Lease] = {}
+        self._leases: dict[str, Lease] = {}  # in the order in which they were granted
+        self._of_holder: dict[str, dict[str, Lease]] = {}  # none for a holder without leases
         self._next = 0
 
     def __len__(self) -> int:
@@ -38,7 +40,12 @@ class LeaseTable:
         return iter(tuple(self._leases.values()))
 
     def count_of(self, holder_id: str) -> int:
-        return sum(lease.holder_id == holder_id for lease in self._leases.values())
+        return len(self._of_holder.get(holder_id, ()))
+
+    def oldest_s(self, now_s: float) -> float:
+        """How long ago the oldest lease was granted, however often it was renewed since; 0 while there is none."""
+        oldest = next(iter(self._leases.values()), None)
+        return 0.0 if oldest is None else max(0.0, now_s - oldest.granted_s)
 
     @property
     def pinned_bytes(self) -> int:
@@ -52,11 +59,13 @@ class LeaseTable:
             holder_id=holder_id,
             request_id=request_id,
             segments=tuple(sorted(set(segments))),
+            granted_s=now_s,
             expires_s=now_s + self._ttl_s,
         )
         for segment in lease.segments:
             self._segments.pin_read(segment)
         self._leases[lease.lease_id] = lease
+        self._of_holder.setdefault(holder_id, {})[lease.lease_id] = lease
         return lease
 
     def release(self, holder_id: str, lease_id: str) -> bool:
@@ -85,12 +94,16 @@ class LeaseTable:
         return len(expired)
 
     def drop_holder(self, holder_id: str) -> int:
-        dropped = [lease for lease in self._leases.values() if lease.holder_id == holder_id]
+        dropped = tuple(self._of_holder.get(holder_id, {}).values())
         for lease in dropped:
             self._drop(lease)
         return len(dropped)
 
     def _drop(self, lease: Lease) -> None:
         del self._leases[lease.lease_id]
+        held = self._of_holder[lease.holder_id]
+        del held[lease.lease_id]
+        if not held:
+            del self._of_holder[lease.holder_id]
         for segment in lease.segments:
             self._segments.unpin_read(segment)

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from meshfusion.dpu.api import types as api
 from meshfusion.dpu.api.limits import check_groups
 from meshfusion.dpu.store.attending import Attending
-from meshfusion.dpu.store.boundary import longest_boundary
-from meshfusion.dpu.store.checks import SERVED_TENANT
+from meshfusion.dpu.store.boundary import Boundary, longest_boundary
+from meshfusion.dpu.store.checks import PROBE_KIND, SERVED_TENANT
 from meshfusion.dpu.store.curator import Curator
 from meshfusion.dpu.store.holders import Holder
 from meshfusion.dpu.store.leases import LeaseTable
@@ -49,9 +49,8 @@ class Reading:
 
         pinned_max = int(self._max_pinned_fraction * self._segments.geometry.segment_count)
         boundary = longest_boundary(request.groups, find, self._segments, pinned_max)
-        self.counters["match_requests"] += 1
-        self.counters["match_keys"] += sum(len(group.keys) - group.keys.count(b"") for group in request.groups)
-        self.counters["match_shortened_by_pins"] += boundary.is_shortened
+        if holder.record.engine_kind != PROBE_KIND:  # its lookups always hit, and say nothing of engines
+            self._count(request, boundary)
         self._curator.asked(now_s, request.holder_id, holder.record.identity, request, boundary.chunk_count)
         if not boundary.chunk_count:
             return api.MatchReply("", 0, ())
@@ -59,8 +58,14 @@ class Reading:
             self._segments.used(segment, now_s)
         self._curator.used(boundary.segments)
         lease = self._leases.grant(now_s, request.holder_id, request.request_id, boundary.segments)
-        self.counters["matched_chunks"] += len(boundary.chunks)
         return api.MatchReply(lease.lease_id, boundary.chunk_count, boundary.chunks)
+
+    def _count(self, request: api.MatchRequest, boundary: Boundary) -> None:
+        self.counters["match_requests"] += 1
+        self.counters["match_keys"] += sum(len(group.keys) - group.keys.count(b"") for group in request.groups)
+        self.counters["match_shortened_by_pins"] += boundary.is_shortened
+        self.counters["matched_chunks"] += len(boundary.chunks)
+        self.counters["leases_granted"] += boundary.chunk_count > 0
 
     def _is_servable(
         self, record: api.ChunkRecord, group: api.GroupKeys, i: int, holder: Holder, request: api.MatchRequest

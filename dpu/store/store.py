@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 
 from meshfusion.dpu.api import types as api
 from meshfusion.dpu.store.attending import Attending
+from meshfusion.dpu.store.checks import PROBE_KIND
 from meshfusion.dpu.store.curator import Curator, WritesEverything
 from meshfusion.dpu.store.effects import DeleteChunk, HolderRecord, MoveChunk, OpenSegment
 from meshfusion.dpu.store.grants import GrantTable
@@ -162,8 +163,10 @@ class Store:
         return self._reading.match(now_s, request, found)
 
     def release(self, now_s: float, request: api.ReleaseRequest) -> None:
-        for lease_id in request.lease_ids:
-            self.leases.release(request.holder_id, lease_id)
+        released = sum(self.leases.release(request.holder_id, lease_id) for lease_id in request.lease_ids)
+        holder = self.holders.get(request.holder_id)
+        if holder is not None and holder.record.engine_kind != PROBE_KIND:
+            self.counters["leases_released"] += released
 
     def is_readable(self, record: api.ChunkRecord) -> bool:
         """Does every shard still lie where the record says, under the same generation?"""

@@ -1,8 +1,8 @@
 """Does the pool do what engines need of it? A chunk is written, found, read and proven, the way an engine does it.
 
-The probe is an engine of its own, with an identity that no model has. It writes two blocks now and then, and reads them
-in between: what it costs the medium is nothing, and of what the pool learns it is one KV group. Its chunks are never
-given back: they go when their segment does, which they are no reason to keep.
+The probe is an engine of its own, of a kind of its own, with an identity that no model has. It writes two blocks now
+and then, and reads them in between: what it costs the medium is nothing, and of what the pool learns it is one KV
+group. Its chunks are never given back: they go when their segment does, which they are no reason to keep.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Final
 
 from meshfusion.dpu.api import types as api
 from meshfusion.dpu.api.liveness import hold_liveness
+from meshfusion.dpu.store.checks import PROBE_KIND
 from meshfusion.dpu.telemetry.probe_result import ProbeResult, ProbeState
 from meshfusion.jbof.errors import MeshFusionError, StaleHolderError
 from meshfusion.jbof.format import (
@@ -177,8 +178,8 @@ class ChunkProbe:
             self._incarnation = f"probe-{uuid.uuid4().hex}"
         request = api.AttachRequest(
             incarnation=self._incarnation,
-            engine_kind="vllm",  # no other is served yet
-            engine_version="probe of the service",
+            engine_kind=PROBE_KIND,
+            engine_version="of the service itself",
             host="localhost",
             pid=os.getpid(),
             identity=IDENTITY,

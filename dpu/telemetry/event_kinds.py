@@ -44,6 +44,12 @@ EVENT_KINDS: Final = {
         EventKind("drive_state", None, "A drive is in another state than before."),
         EventKind("drive_added", INFO, "A drive belongs to the pool now."),
         EventKind("drive_removed", INFO, "A drive does not belong to the pool any more."),
+        EventKind(
+            "certificate_problem",
+            WARNING,
+            "Files of TLS or of tokens have become bad, and what was read before is used on; or a certificate is near "
+            "its end.",
+        ),
         EventKind("pool_silent", ERROR, "The pool has not answered the service itself in time."),
         EventKind("pool_answers", INFO, "It does again."),
         EventKind("probe_changed", None, "What the probe found is another than before: ok, degraded or failing."),

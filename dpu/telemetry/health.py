@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
+from meshfusion.dpu.segment_map import map_object
 from meshfusion.dpu.telemetry.calls import CallWatch
 from meshfusion.dpu.telemetry.event_log import EventLog
 from meshfusion.dpu.telemetry.pool_watch import PoolWatch
@@ -65,14 +66,15 @@ class Health:
         body: Body = {"version": self._version}
         is_good = True
         try:
-            snapshot = self._watch.fresh(deadline_s=ALIVE_DEADLINE_S)
+            snapshot = self._watch.fresh(deadline_s=ALIVE_DEADLINE_S, with_maps=True)
         except MeshFusionError as error:
             is_good = False
-            body |= {"pool": None, "drives": [], "problem": error.message}
+            body |= {"pool": None, "drives": [], "segment_map": None, "problem": error.message}
         else:
             body["pool"] = dataclasses.asdict(snapshot.status) | {"counters": snapshot.counters}
             body["saves_stopped_s"] = snapshot.saves_stopped_s
             body["drives"] = [dataclasses.asdict(drive) for drive in snapshot.drives]
+            body["segment_map"] = map_object(snapshot.maps) if snapshot.maps else None
         body["ready"] = self.ready().body
         body["events"] = [event_object(event) for event in self._events.recent(STATUS_EVENTS)]
         body["slow_calls"] = [dataclasses.asdict(call) for call in self._calls.slow_calls()]

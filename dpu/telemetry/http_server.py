@@ -1,6 +1,8 @@
 """A small HTTP server for monitors: GET and HEAD of a few pages, one request a connection, everything bounded.
 
-There is no authentication: whoever reaches it may read all pages.
+There is no authentication: whoever reaches it may read all pages. At a loopback address, requests that name another
+host are refused: a page of somebody's in a browser on this machine could otherwise read them, under a name of its own
+that it lets point here.
 """
 
 from __future__ import annotations
@@ -8,9 +10,11 @@ from __future__ import annotations
 import io
 import logging
 import os
+import re
 import socket
 import threading
 import time
+from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final
 
@@ -47,7 +51,7 @@ class TelemetryServer:
         connection_s: float = CONNECTION_S,
     ) -> None:
         """Raises :class:`~meshfusion.jbof.errors.ConfigError` when it cannot listen there."""
-        self._server = _bound(address, _Serving(pages, max_connections, connection_s))
+        self._server = _bound(address, _Serving(pages, address, max_connections, connection_s))
         self._socket_path = address.path if isinstance(address, UnixAddress) else None
         port = 0 if isinstance(address, UnixAddress) else int(self._server.server_address[1])
         self.address = address if isinstance(address, UnixAddress) else TcpAddress(address.host, port)
@@ -67,11 +71,31 @@ class TelemetryServer:
             self._socket_path.unlink(missing_ok=True)
 
 
+_MISDIRECTED: Final = Page(
+    421,
+    "text/plain; charset=utf-8",
+    b"this is served as localhost, 127.0.0.1, [::1] or the host of telemetry.listen only\n",
+)
+
+
+def is_served_host(host: str, address: TcpAddress) -> bool:
+    """Does a request's ``Host`` name the loopback ``address`` that it came to, under any port?"""
+    name = re.sub(r":[0-9]*$", "", host.strip()).lower()
+    return name.removeprefix("[").removesuffix("]") in {"localhost", "127.0.0.1", "::1", address.host.lower()}
+
+
 class _Serving:
-    def __init__(self, pages: Pages, max_connections: int, connection_s: float) -> None:
+    def __init__(
+        self, pages: Pages, address: UnixAddress | TcpAddress, max_connections: int, connection_s: float
+    ) -> None:
         self.pages = pages
+        self._loopback = address if isinstance(address, TcpAddress) and address.is_loopback else None
         self.connection_s = connection_s
         self.free = threading.BoundedSemaphore(max_connections)
+
+    def serves(self, hosts: Sequence[str]) -> bool:
+        """``hosts``: as a request names them; browsers always do. At other addresses any name may be the right one."""
+        return self._loopback is None or all(is_served_host(host, self._loopback) for host in hosts)
 
 
 class _Server(ThreadingHTTPServer):
@@ -131,6 +155,9 @@ class _Handler(BaseHTTPRequestHandler):
         if self._received.is_cut:
             self.send_error(431)
             return
+        if not self.server.serving.serves(self.headers.get_all("Host") or []):
+            self._send(_MISDIRECTED, with_body=with_body)
+            return
         page_of = self.server.serving.pages.get(self.path.partition("?")[0])
         if page_of is None:
             page = Page(404, "text/plain; charset=utf-8", "\n".join(sorted(self.server.serving.pages)).encode() + b"\n")
@@ -140,6 +167,9 @@ class _Handler(BaseHTTPRequestHandler):
             except Exception:
                 logger.exception("the page %s could not be made: a defect of the service", self.path)
                 page = Page(500, "text/plain; charset=utf-8", b"this page could not be made: see the service's log\n")
+        self._send(page, with_body=with_body)
+
+    def _send(self, page: Page, *, with_body: bool) -> None:
         # Of the whole answer: sendall counts from its beginning.
         self.connection.settimeout(self.server.serving.connection_s)
         self.send_response(page.code)
@@ -147,6 +177,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(page.body)))
         self.send_header("Cache-Control", "no-store")
         self.send_header("X-Content-Type-Options", "nosniff")
+        for name, value in page.headers:
+            self.send_header(name, value)
         self.end_headers()
         if with_body:
             self.wfile.write(page.body)

@@ -14,11 +14,12 @@ JSON_TYPE: Final = "application/json"
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """``code``: HTTP's status."""
+    """``code``: HTTP's status. ``headers``: besides the usual ones."""
 
     code: int
     content_type: str
     body: bytes
+    headers: tuple[tuple[str, str], ...] = ()
 
 
 Pages = Mapping[str, Callable[[], Page]]

@@ -16,6 +16,7 @@ from typing import Final
 
 from meshfusion.dpu.api.drive_types import DriveAdmin
 from meshfusion.dpu.api.types import ChunkService
+from meshfusion.dpu.segment_map import DriveMap, SegmentView
 from meshfusion.dpu.telemetry.changes import tell_changes, tell_first
 from meshfusion.dpu.telemetry.event_log import EventSink
 from meshfusion.dpu.telemetry.snapshot import Snapshot
@@ -30,7 +31,8 @@ DEADLINE_S: Final = 5.0  # a pool that takes longer to tell its status does not 
 
 
 class PoolWatch:
-    """``index_directory``: whose files are the index. ``clock`` reads monotonic seconds."""
+    """``segments``: asked for maps when somebody wants them. ``index_directory``: whose files are the index. ``clock``
+    reads monotonic seconds."""
 
     def __init__(
         self,
@@ -39,6 +41,7 @@ class PoolWatch:
         sink: EventSink,
         *,
         version: str,
+        segments: SegmentView | None = None,
         index_directory: Path | None = None,
         period_s: float = PERIOD_S,
         deadline_s: float = DEADLINE_S,
@@ -48,6 +51,7 @@ class PoolWatch:
         self._admin = admin
         self._sink = sink
         self._version = version
+        self._segments = segments
         self._index_directory = index_directory
         self._period_s = period_s
         self._deadline_s = deadline_s
@@ -58,6 +62,9 @@ class PoolWatch:
         self._latest: Snapshot | None = None
         self._saves_stopped_since_s: float | None = None
         self._is_wanted_now = False
+        self._are_maps_wanted = False
+        self._maps: tuple[DriveMap, ...] = ()
+        self._maps_due_s = clock()
         self._is_closing = False
         self._is_silent = False
         self._problem = ""
@@ -77,14 +84,16 @@ class PoolWatch:
             self._looks.join(self._deadline_s)
             self._guard.join(self._deadline_s)
 
-    def fresh(self, *, deadline_s: float) -> Snapshot:
-        """From a look that began after this call.
+    def fresh(self, *, deadline_s: float, with_maps: bool = False) -> Snapshot:
+        """From a look that began after this call; ``with_maps``: of the segments, which on large drives may be some
+        seconds old.
 
         Raises :class:`~meshfusion.jbof.errors.ServiceUnavailableError` when the pool does not answer in time.
         """
         with self._change:
             wanted = self._begun + 1
             self._is_wanted_now = True
+            self._are_maps_wanted |= with_maps
             self._change.notify_all()
             is_done = self._change.wait_for(lambda: self._done >= wanted or self._is_closing, deadline_s)
             if is_done and self._latest is not None and not self._problem:
@@ -123,13 +132,24 @@ class PoolWatch:
         stopped_s = 0.0 if self._saves_stopped_since_s is None else now_s - self._saves_stopped_since_s
         # The pool's own count began with the failure itself, a look may have come later.
         stopped_s = max(stopped_s, dict(status.counters).get("saves_stopped_ms", 0) / 1000)
-        now = Snapshot(now_s, status, drives, stopped_s, _taken_bytes(self._index_directory))
+        now = Snapshot(now_s, status, drives, stopped_s, _taken_bytes(self._index_directory), self._look_at_segments())
         with self._change:
             before, self._latest, self._problem = self._latest, now, ""
         if before is None:
             tell_first(now, self._version, self._sink)
         else:
             tell_changes(before, now, self._sink)
+
+    def _look_at_segments(self) -> tuple[DriveMap, ...]:
+        """Only when somebody wants it, and no more often than with the share of time that looks may take."""
+        with self._change:
+            is_wanted, self._are_maps_wanted = self._are_maps_wanted, False
+        begun_s = self._clock()
+        if self._segments is not None and is_wanted and begun_s >= self._maps_due_s:
+            self._maps = self._segments.segment_maps()
+            ended_s = self._clock()
+            self._maps_due_s = ended_s + min((ended_s - begun_s) / MAX_SHARE, MAX_PAUSE_S)
+        return self._maps
 
     def _guard_loop(self) -> None:
         """The looks cannot say themselves that one of them hangs."""

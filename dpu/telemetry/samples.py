@@ -73,6 +73,8 @@ def _of_space(now: Snapshot, limits: Limits) -> Iterator[Sample]:
     yield _gauge("leases", status.lease_count)
     yield _gauge("grants", status.grant_count)
     yield _gauge("grant_age_seconds_max", status.oldest_grant_s)
+    yield _gauge("lease_age_seconds_max", status.oldest_lease_s)
+    yield _gauge("transactions_pending", status.transactions_pending)
 
 
 def _of_drive(drive: DriveStatus, limits: Limits) -> Iterator[Sample]:

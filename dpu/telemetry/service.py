@@ -11,6 +11,7 @@ from meshfusion.dpu.api.address import parse_address
 from meshfusion.dpu.api.drive_types import DriveAdmin
 from meshfusion.dpu.api.types import ChunkService
 from meshfusion.dpu.config_telemetry import TelemetryConfig
+from meshfusion.dpu.segment_map import SegmentView
 from meshfusion.dpu.telemetry.calls import CallWatch
 from meshfusion.dpu.telemetry.chunk_probe import ChunkProbe
 from meshfusion.dpu.telemetry.collector import Metrics
@@ -26,9 +27,11 @@ from meshfusion.dpu.telemetry.snapshot import Limits
 class Telemetry:
     """Of one served pool, from :meth:`start` to :meth:`close`, which comes before the pool's own.
 
-    ``calls`` is to observe the server, ``events`` is where parts tell what happened and what is served of it.
+    ``calls`` is to observe the server, ``events`` is where parts tell what happened and what is served of it; where
+    none is given, it is one of its own. ``segments`` and
     ``index_directory``: see :class:`~meshfusion.dpu.telemetry.pool_watch.PoolWatch`. ``more_pages``: beside the usual
-    ones. Raises :class:`~meshfusion.jbof.errors.ConfigError` when it cannot listen where it is told to.
+    ones, such as ``/``. Raises
+    :class:`~meshfusion.jbof.errors.ConfigError` when it cannot listen where it is told to.
     """
 
     def __init__(
@@ -38,14 +41,18 @@ class Telemetry:
         admin: DriveAdmin,
         limits: Limits,
         *,
+        events: EventLog | None = None,
+        segments: SegmentView | None = None,
         index_directory: Path | None = None,
         more_pages: Pages | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.events = EventLog()
+        self.events = EventLog() if events is None else events
         self.calls = CallWatch(slow_call_s=config.slow_call_s)
         its_version = version_of_service()
-        self._watch = PoolWatch(service, admin, self.events, version=its_version, index_directory=index_directory)
+        self._watch = PoolWatch(
+            service, admin, self.events, version=its_version, segments=segments, index_directory=index_directory
+        )
         self._prober: Prober | None = None
         if config.listen is not None and config.probe:
             probe = ChunkProbe(service, clock=clock, write_interval_s=config.probe_write_interval_s)

@@ -56,6 +56,11 @@ LOOKUPS: Final = (
     _counter("match_requests", "Lookups that were answered.", "match_requests"),
     _counter("match_keys", "Chunks that lookups asked for.", "match_keys"),
     _counter("match_chunks", "Chunks that lookups found and leased.", "matched_chunks"),
+    _counter(
+        "leases_granted", "Read leases that were given: one for each lookup that found something.", "leases_granted"
+    ),
+    _counter("leases_released", "Read leases that engines gave back.", "leases_released"),
+    _counter("leases_lapsed", "Read leases that were not renewed in time.", "leases_lapsed"),
     _counter("match_shortened", "Lookups that would have leased more than leases may pin.", "match_shortened_by_pins"),
     _counter(
         "match_mismatches",
@@ -97,7 +102,7 @@ SAVES: Final = (
         },
         label="how",
     ),
-    _counter("leases_lapsed", "Read leases that were not renewed in time.", "leases_lapsed"),
+    _gauge("transactions_pending", "Transactions of the index that are not durable yet."),
     _counter("transactions_failed", "Transactions of the index that failed.", "transactions_failed"),
     _gauge("saves_stopped", "1 while no saves are accepted; hits go on."),
     _gauge("saves_stopped_seconds", "For how long no saves have been accepted; 0 while they are.", unit="seconds"),
@@ -112,6 +117,7 @@ SPACE: Final = (
     _gauge("pinned_bytes", "Segments that read leases keep from being reclaimed.", unit="bytes"),
     _gauge("pinned_limit_bytes", "Most that read leases may pin.", unit="bytes"),
     _gauge("leases", "Read leases."),
+    _gauge("lease_age_seconds_max", "How long ago the oldest of them was given.", unit="seconds"),
     _gauge("grants", "Write grants whose fate is not known yet."),
     _gauge("grant_age_seconds_max", "How long ago the oldest of them was given.", unit="seconds"),
     _counter(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pytest
 from meshfusion.dpu.api import types as api
 from meshfusion.dpu.api.types import ReserveOutcome
 from meshfusion.dpu.index_files import create_index
-from meshfusion.dpu.pool import Pool, PoolOptions, check_pool, create_pool, inspect_pool
+from meshfusion.dpu.pool import DAMAGE_LINES_PER_MINUTE, Pool, PoolOptions, check_pool, create_pool, inspect_pool
 from meshfusion.dpu.pool_dir import PoolLayout
 from meshfusion.jbof.errors import (
     ConfigError,
@@ -255,6 +256,21 @@ def test_check_finds_the_damaged_chunk(path: Path) -> None:
     with Pool.open(path) as pool, Holder(pool) as holder:
         assert pool.drop(api.DropRequest(holder.id, key(2), extents[2], "digest"), deadline_s=DEADLINE_S)
         assert len(holder.match(0, 1, 2).chunks) == 2
+
+
+def test_reports_of_damage_fill_no_log(pool: Pool, caplog: pytest.LogCaptureFixture) -> None:
+    """What a caller says comes into it, of chunks that are not there too, as often as it likes."""
+    nowhere = api.Extent(1, 0, 300, 2, 1)
+    words = "\x1b[31mowned\r\nERROR meshfusion: \N{SNOWMAN}" + "x" * 4000
+    with Holder(pool) as holder, caplog.at_level(logging.WARNING, logger="meshfusion.pool"):
+        for i in range(50):
+            assert not pool.drop(api.DropRequest(holder.id, key(i), nowhere, words), deadline_s=DEADLINE_S)
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == DAMAGE_LINES_PER_MINUTE
+    assert all(line.isascii() and line.isprintable() and len(line) < 500 for line in lines)
+    assert lines[0].startswith(f"chunk {key(0).hex()} was reported as damaged, '?[31mowned??ERROR meshfusion: ?xx")
+    assert "is not there any more" in lines[0]
+    assert dict(status(pool).counters)["dropped_reports"] == 50
 
 
 def test_creation_refuses_what_cannot_work(tmp_path: Path) -> None:

@@ -104,3 +104,18 @@ need_disk() {
     [ "$free_kib" -ge $(($2 * 1024 * 1024)) ] ||
         fail "$1 has $((free_kib / 1024)) MiB free, the setup needs about $2 GiB" "free some space, or name a folder on another disk: MESHFUSION_VENV=/path/to/venv"
 }
+
+# want_browser: for the nightly tests of the status page. Without one these fail, and say so; nothing else needs it.
+want_browser() {
+    local name
+    for name in chromium-headless-shell chromium google-chrome; do
+        command -v "$name" >/dev/null && return 0
+    done
+    command -v apt-get >/dev/null || return 0
+    if [ "$(id -u)" != 0 ]; then
+        say "no browser; for the tests of the status page: sudo apt-get install -y --no-install-recommends chromium-headless-shell"
+        return 0
+    fi
+    need_disk / 1
+    install_packages chromium-headless-shell
+}

@@ -33,6 +33,7 @@ from meshfusion.tools.mfctl.watchdog import Watchdog
 if TYPE_CHECKING:
     from meshfusion.dpu.pool import Pool
     from meshfusion.dpu.pool_opening import MakeExports
+    from meshfusion.dpu.telemetry.event_log import EventLog
     from meshfusion.dpu.telemetry.service import Telemetry
 
 log = logging.getLogger("meshfusion.service")
@@ -60,6 +61,7 @@ def run_service(config: ServiceConfig, *, config_path: Path, ready_as_json: bool
         # After the pool: its checks may start child processes, which gRPC's threads do not like.
         from meshfusion.dpu.access.opening import open_door
         from meshfusion.dpu.api.server import serve
+        from meshfusion.dpu.telemetry.event_log import EventLog
 
         gate = DrainGate(pool, pool.held, time.monotonic)
         notifier = Notifier.from_environment(os.environ, os.getpid())
@@ -74,8 +76,9 @@ def run_service(config: ServiceConfig, *, config_path: Path, ready_as_json: bool
             reload=reloader.reload,
         )
         operation = ServedServiceAdmin(gate, version=own_version(), wake=signals.wake, reload=reloader.reload)
-        door = open_door(config)
-        telemetry = _telemetry(config, pool)
+        events = EventLog()
+        door = open_door(config, lambda text: events.tell("certificate_problem", text))
+        telemetry = _telemetry(config, pool, events)
         try:
             server = serve(
                 gate,
@@ -86,6 +89,7 @@ def run_service(config: ServiceConfig, *, config_path: Path, ready_as_json: bool
                 tls=door.tls,
                 observer=telemetry.calls,
                 events=telemetry.events,
+                traces=telemetry.calls,
             )
             try:
                 telemetry.start()
@@ -155,16 +159,26 @@ def _open_pool(config: ServiceConfig, damaged: Callable[[FormatError], None], *,
     return pool
 
 
-def _telemetry(config: ServiceConfig, pool: Pool) -> Telemetry:
+def _telemetry(config: ServiceConfig, pool: Pool, events: EventLog) -> Telemetry:
     from meshfusion.dpu.pool_dir import PoolLayout
     from meshfusion.dpu.telemetry.service import Telemetry
     from meshfusion.dpu.telemetry.snapshot import Limits
+    from meshfusion.dpu.telemetry.status_page import status_page
 
     leases = config.leases
     writes_per_day = config.medium.drive_writes_per_day
     limits = Limits(leases.quarantine_max_fraction, leases.max_pinned_fraction, writes_per_day)
     index = PoolLayout(config.pool.path).index
-    return Telemetry(config.telemetry, pool, pool.drive_admin, limits, index_directory=index)
+    return Telemetry(
+        config.telemetry,
+        pool,
+        pool.drive_admin,
+        limits,
+        events=events,
+        segments=pool.segment_view,
+        index_directory=index,
+        more_pages=status_page(),
+    )
 
 
 def _exports(config: ServiceConfig) -> MakeExports | None:

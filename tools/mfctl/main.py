@@ -31,6 +31,7 @@ from meshfusion.tools.mfctl.sim_command import sim
 from meshfusion.tools.mfctl.support_commands import support
 from meshfusion.tools.mfctl.token_commands import token
 from meshfusion.tools.mfctl.top_command import top
+from meshfusion.tools.mfctl.trace_command import trace
 from meshfusion.tools.mfctl.verify_command import verify
 
 EXIT_CODES_HELP = """\b
@@ -105,25 +106,8 @@ def mfctl(context: click.Context, /, **access: Any) -> None:
     remember_access(context, access)
 
 
-COMMANDS = (
-    pool,
-    service,
-    chunk,
-    jbof,
-    path,
-    events,
-    top,
-    config,
-    kinds,
-    doctor,
-    support,
-    verify,
-    sim,
-    lab,
-    token,
-    audit,
-)
-for command in COMMANDS:
+COMMANDS = (pool, service, chunk, jbof, path, events, trace, top, config, kinds, doctor, support, verify, sim, lab)
+for command in (*COMMANDS, token, audit):
     mfctl.add_command(command)
 
 meshfusion = RootCommand(

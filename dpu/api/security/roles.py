@@ -53,6 +53,7 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
         "ChunkService.ListChunks": _LOOKS,
         "ChunkService.GetChunk": _LOOKS,
         "Observe.Events": _LOOKS,
+        "Observe.Trace": _LOOKS,
         "ServiceAdmin.State": _LOOKS,
         "ServiceAdmin.Drain": _ADMIN,
         "ServiceAdmin.Reload": _ADMIN,

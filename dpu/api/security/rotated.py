@@ -16,20 +16,34 @@ log = logging.getLogger("meshfusion.security")
 
 T = TypeVar("T")
 
+Tell = Callable[[str], None]  # of what people should know, besides the log
+
 # Files that are bad by the date alone become good without a change.
 _RETRY_S: Final = 60.0
 
 
+def tell_nobody(text: str) -> None:
+    """A :data:`Tell`."""
+
+
 class Rotated(Generic[T]):
     """Safe for use by several threads. ``load`` raises :class:`~meshfusion.jbof.errors.MeshFusionError`; its first
-    failure is the constructor's, later ones are logged, once for each change of the files."""
+    failure is the constructor's, later ones are logged, and ``tell`` is told of them, once for each change of the
+    files."""
 
     def __init__(
-        self, paths: Sequence[Path], load: Callable[[], T], what: str, *, now_s: Callable[[], float] = time.monotonic
+        self,
+        paths: Sequence[Path],
+        load: Callable[[], T],
+        what: str,
+        *,
+        tell: Tell = tell_nobody,
+        now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._paths = tuple(paths)
         self._load = load
         self._what = what
+        self._tell = tell
         self._now_s = now_s
         self._lock = threading.Lock()
         self._seen = self._identities()  # before reading: what changes meanwhile is read once more
@@ -61,6 +75,7 @@ class Rotated(Generic[T]):
             if is_changed or error.message != self._told:
                 log.error("%s: %s; what was read before is used on. Next step: %s", self._what, error.message,
                           error.next_step)  # fmt: skip
+                self._tell(f"{self._what}: {error.message}; what was read before is used on")
             self._told = error.message
             return
         self._bad_since_s, self._told = None, ""

@@ -14,7 +14,7 @@ import grpc
 
 from meshfusion.dpu.api.security.certificates import Expiry, Purpose, check_authorities, check_pair
 from meshfusion.dpu.api.security.files import read_secret, read_small
-from meshfusion.dpu.api.security.rotated import Rotated
+from meshfusion.dpu.api.security.rotated import Rotated, Tell, tell_nobody
 from meshfusion.jbof.errors import ConfigError, FieldValueError
 
 log = logging.getLogger("meshfusion.security")
@@ -66,12 +66,20 @@ def read_server_tls(files: ServerTlsFiles, now: datetime) -> ServerMaterial:
 
 class ServerTls:
     """Raises :class:`~meshfusion.jbof.errors.ConfigError` when it is made of bad files. Later ones that are bad are
-    logged and not used; connections go on with what they were made with."""
+    logged and not used; connections go on with what they were made with. ``tell`` is told of them, and of certificates
+    that are near their end."""
 
-    def __init__(self, files: ServerTlsFiles, *, utc: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
+    def __init__(
+        self,
+        files: ServerTlsFiles,
+        *,
+        tell: Tell = tell_nobody,
+        utc: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
         self.asks_for_certificates = files.client_ca is not None
         self._utc = utc
-        self._material = Rotated(files.paths, lambda: self._read(files), "tls")
+        self._tell = tell
+        self._material = Rotated(files.paths, lambda: self._read(files), "tls", tell=tell)
         self._lock = threading.Lock()
         self._served_version = 1
         self._warned_at: datetime | None = None
@@ -113,3 +121,4 @@ class ServerTls:
             self._warned_at = now if warnings else None
         for text in warnings:
             log.warning("%s", text)
+            self._tell(text)

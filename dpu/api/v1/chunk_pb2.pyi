@@ -384,7 +384,7 @@ class Counter(_message.Message):
     def __init__(self, name: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
 
 class PoolStatus(_message.Message):
-    __slots__ = ("pool_uuid", "path", "format_version", "epoch", "lba_bytes", "segment_bytes", "segment_count", "segments_free", "segments_open", "segments_sealed", "segments_reclaiming", "segments_quarantined", "capacity_bytes", "committed_chunk_count", "committed_payload_bytes", "pinned_bytes", "lease_count", "grant_count", "saves_stopped_reason", "holders", "counters", "exports_problem", "oldest_grant_s")
+    __slots__ = ("pool_uuid", "path", "format_version", "epoch", "lba_bytes", "segment_bytes", "segment_count", "segments_free", "segments_open", "segments_sealed", "segments_reclaiming", "segments_quarantined", "capacity_bytes", "committed_chunk_count", "committed_payload_bytes", "pinned_bytes", "lease_count", "grant_count", "saves_stopped_reason", "holders", "counters", "exports_problem", "oldest_grant_s", "oldest_lease_s", "transactions_pending")
     POOL_UUID_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
     FORMAT_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -408,6 +408,8 @@ class PoolStatus(_message.Message):
     COUNTERS_FIELD_NUMBER: _ClassVar[int]
     EXPORTS_PROBLEM_FIELD_NUMBER: _ClassVar[int]
     OLDEST_GRANT_S_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_LEASE_S_FIELD_NUMBER: _ClassVar[int]
+    TRANSACTIONS_PENDING_FIELD_NUMBER: _ClassVar[int]
     pool_uuid: str
     path: str
     format_version: int
@@ -431,7 +433,9 @@ class PoolStatus(_message.Message):
     counters: _containers.RepeatedCompositeFieldContainer[Counter]
     exports_problem: str
     oldest_grant_s: float
-    def __init__(self, pool_uuid: _Optional[str] = ..., path: _Optional[str] = ..., format_version: _Optional[int] = ..., epoch: _Optional[int] = ..., lba_bytes: _Optional[int] = ..., segment_bytes: _Optional[int] = ..., segment_count: _Optional[int] = ..., segments_free: _Optional[int] = ..., segments_open: _Optional[int] = ..., segments_sealed: _Optional[int] = ..., segments_reclaiming: _Optional[int] = ..., segments_quarantined: _Optional[int] = ..., capacity_bytes: _Optional[int] = ..., committed_chunk_count: _Optional[int] = ..., committed_payload_bytes: _Optional[int] = ..., pinned_bytes: _Optional[int] = ..., lease_count: _Optional[int] = ..., grant_count: _Optional[int] = ..., saves_stopped_reason: _Optional[str] = ..., holders: _Optional[_Iterable[_Union[HolderStatus, _Mapping[str, object]]]] = ..., counters: _Optional[_Iterable[_Union[Counter, _Mapping[str, object]]]] = ..., exports_problem: _Optional[str] = ..., oldest_grant_s: _Optional[float] = ...) -> None: ...
+    oldest_lease_s: float
+    transactions_pending: int
+    def __init__(self, pool_uuid: _Optional[str] = ..., path: _Optional[str] = ..., format_version: _Optional[int] = ..., epoch: _Optional[int] = ..., lba_bytes: _Optional[int] = ..., segment_bytes: _Optional[int] = ..., segment_count: _Optional[int] = ..., segments_free: _Optional[int] = ..., segments_open: _Optional[int] = ..., segments_sealed: _Optional[int] = ..., segments_reclaiming: _Optional[int] = ..., segments_quarantined: _Optional[int] = ..., capacity_bytes: _Optional[int] = ..., committed_chunk_count: _Optional[int] = ..., committed_payload_bytes: _Optional[int] = ..., pinned_bytes: _Optional[int] = ..., lease_count: _Optional[int] = ..., grant_count: _Optional[int] = ..., saves_stopped_reason: _Optional[str] = ..., holders: _Optional[_Iterable[_Union[HolderStatus, _Mapping[str, object]]]] = ..., counters: _Optional[_Iterable[_Union[Counter, _Mapping[str, object]]]] = ..., exports_problem: _Optional[str] = ..., oldest_grant_s: _Optional[float] = ..., oldest_lease_s: _Optional[float] = ..., transactions_pending: _Optional[int] = ...) -> None: ...
 
 class ListRequest(_message.Message):
     __slots__ = ("after_key", "limit", "identity")
@@ -642,3 +646,33 @@ class StacksReply(_message.Message):
     TEXT_FIELD_NUMBER: _ClassVar[int]
     text: str
     def __init__(self, text: _Optional[str] = ...) -> None: ...
+
+class TraceRequest(_message.Message):
+    __slots__ = ("request_id",)
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    def __init__(self, request_id: _Optional[str] = ...) -> None: ...
+
+class TracedCall(_message.Message):
+    __slots__ = ("time_s", "call", "seconds", "code", "sent_under", "counts")
+    TIME_S_FIELD_NUMBER: _ClassVar[int]
+    CALL_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    SENT_UNDER_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    time_s: float
+    call: str
+    seconds: float
+    code: str
+    sent_under: str
+    counts: _containers.RepeatedCompositeFieldContainer[Counter]
+    def __init__(self, time_s: _Optional[float] = ..., call: _Optional[str] = ..., seconds: _Optional[float] = ..., code: _Optional[str] = ..., sent_under: _Optional[str] = ..., counts: _Optional[_Iterable[_Union[Counter, _Mapping[str, object]]]] = ...) -> None: ...
+
+class TraceReply(_message.Message):
+    __slots__ = ("calls", "kept_since_s")
+    CALLS_FIELD_NUMBER: _ClassVar[int]
+    KEPT_SINCE_S_FIELD_NUMBER: _ClassVar[int]
+    calls: _containers.RepeatedCompositeFieldContainer[TracedCall]
+    kept_since_s: float
+    def __init__(self, calls: _Optional[_Iterable[_Union[TracedCall, _Mapping[str, object]]]] = ..., kept_since_s: _Optional[float] = ...) -> None: ...

@@ -30,6 +30,7 @@ from meshfusion.dpu.api.server import serve
 from meshfusion.dpu.api.types import API_VERSION
 from meshfusion.dpu.api.v1 import chunk_pb2 as pb
 from meshfusion.dpu.pool import Pool
+from meshfusion.dpu.telemetry.calls import CallWatch
 from meshfusion.dpu.telemetry.event_log import EventLog
 from meshfusion.jbof.errors import ConfigError
 from tests.dpu.api.fake_operation import FakeOperation
@@ -63,19 +64,30 @@ class OnlyInside:
         return self._admin.add_drive(request, deadline_s=deadline_s)
 
 
+class LoudCallWatch(CallWatch):
+    """What cannot be traced fails its call here, instead of being logged."""
+
+    def answered(self, call: str, request: Message, reply: Message | None) -> None:
+        self._parts.of(call, request, reply)
+        super().answered(call, request, reply)
+
+
 class Rig:
     def __init__(self, folder: Path) -> None:
         make_pool(folder / "pool")
         self.pool = Pool.open(folder / "pool")
         self.audit = AuditLog(folder / "audit.log")
         admin: Any = OnlyInside(self.pool.drive_admin)
+        calls = LoudCallWatch(slow_call_s=5.0)
         self.server = serve(
             self.pool,
             f"unix://{folder}/s",
             admin=admin,
             operation=FakeOperation(),
             guard=Guard(audit=self.audit),
+            observer=calls,
             events=EventLog(),
+            traces=calls,
         )
         self.channel = grpc.insecure_channel(self.server.address)
         self.holder_id = ""

@@ -30,6 +30,7 @@ from meshfusion.dpu.api.security.server_tls import ServerTls
 from meshfusion.dpu.api.security.token_text import digest_of, token_of
 from meshfusion.dpu.api.server import RunningServer, serve
 from meshfusion.dpu.api.v1 import chunk_pb2 as pb
+from meshfusion.dpu.telemetry.calls import CallWatch
 from meshfusion.dpu.telemetry.event_log import EventLog
 from meshfusion.jbof import errors
 from tests.dpu.api.fake_operation import FakeOperation
@@ -86,6 +87,7 @@ class Rig:
             operation=FakeOperation(),
             guard=self.guard,
             events=EventLog(),
+            traces=CallWatch(slow_call_s=5.0),
         )
         self._clients: list[GrpcChunkService | GrpcDriveAdmin] = []
 
@@ -162,6 +164,7 @@ MAY = {
         "ListChunks",
         "GetChunk",
         "Events",
+        "Trace",
         "State",
         "Drives",
         "AddDrive",
@@ -169,7 +172,7 @@ MAY = {
         "RemoveDrive",
     }
     | {"Drain", "Reload", "Stacks"},
-    "read-only": {"Status", "ListChunks", "GetChunk", "Events", "State", "Drives"},
+    "read-only": {"Status", "ListChunks", "GetChunk", "Events", "Trace", "State", "Drives"},
 }
 
 

@@ -38,7 +38,7 @@ def test_it_is_read_when_it_changes_and_only_then(tmp_path: Path) -> None:
 
 
 def test_bad_files_are_told_once_a_change_and_tried_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    path, clock, bad = tmp_path / "f", Clock(), [""]
+    path, clock, bad, told = tmp_path / "f", Clock(), [""], list[str]()
     replace(path, b"1")
 
     def load() -> bytes:
@@ -46,16 +46,17 @@ def test_bad_files_are_told_once_a_change_and_tried_again(tmp_path: Path, caplog
             raise ConfigError(bad[0], next_step="Wait.")
         return path.read_bytes()
 
-    rotated = Rotated((path,), load, "f", now_s=clock)
+    rotated = Rotated((path,), load, "f", tell=told.append, now_s=clock)
     bad[0] = "is not valid yet"
     replace(path, b"2")
     with caplog.at_level(logging.ERROR, logger="meshfusion.security"):
         for clock.now_s in (0.0, 10.0, 59.0, 61.0, 130.0):
             assert rotated.current() == (b"1", 1)
         assert len(caplog.records) == 1
+        assert told == ["f: is not valid yet; what was read before is used on"]
         path.unlink()
         assert rotated.current() == (b"1", 1)
-        assert len(caplog.records) == 2, "another change"
+        assert len(caplog.records) == len(told) == 2, "another change"
     replace(path, b"2")
     assert rotated.current() == (b"1", 1)
     bad[0] = ""  # by the clock: nothing of the file changes

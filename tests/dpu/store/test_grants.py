@@ -80,3 +80,21 @@ def test_ids_are_unique_over_holders_and_epochs(segments: SegmentTable, grants: 
     tables = (grants, grants, later, later)
     ids = {t.add(0.0, f"same-prefix-{i}", item(bytes([i])), extents(0)).grant_id for i, t in enumerate(tables)}
     assert len(ids) == 4
+
+
+def test_the_oldest_grant_and_the_count_of_each_holder(grants: GrantTable) -> None:
+    assert grants.oldest_s(5.0) == 0.0
+    first = grants.add(10.0, "one", item(b"a"), extents(0))
+    second = grants.add(12.0, "two", item(b"b"), extents(1))
+    third = grants.add(13.0, "one", item(b"c"), extents(2))
+    assert (grants.count_of("one"), grants.count_of("two"), grants.count_of("none")) == (2, 1, 0)
+    assert grants.of_holder("one") == (first, third)
+    assert grants.oldest_s(20.0) == 10.0
+    grants.doubt(second)
+    assert [grants.is_quarantined(i) for i in range(3)] == [False, True, False]
+    grants.resolve(first)
+    assert (grants.count_of("one"), grants.of_holder("one"), grants.oldest_s(20.0)) == (1, (third,), 8.0)
+    grants.resolve(second)
+    grants.resolve(third)
+    assert (grants.count_of("one"), grants.count_of("two"), grants.oldest_s(20.0)) == (0, 0, 0.0)
+    assert not grants.is_quarantined(1)

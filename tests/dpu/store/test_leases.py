@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+from typing import Any
+
 import pytest
 
-from meshfusion.dpu.store.leases import LeaseTable
+from meshfusion.dpu.store.leases import Lease, LeaseTable
 from meshfusion.jbof.segments import SegmentGeometry, SegmentTable
 
 GEOMETRY = SegmentGeometry(lba_bytes=4096, data_start_lba=256, segment_lba_count=10, segment_count=4)
@@ -61,3 +64,37 @@ def test_ids_are_unique_over_holders_and_epochs(segments: SegmentTable, leases: 
     tables = (leases, leases, later, later)
     ids = {table.grant(0.0, f"same-prefix-{i}", "r", []).lease_id for i, table in enumerate(tables)}
     assert len(ids) == 4
+
+
+def test_the_oldest_lease_and_the_count_of_each_holder(leases: LeaseTable) -> None:
+    assert leases.oldest_s(5.0) == 0.0
+    first = leases.grant(10.0, "one", "r", [0])
+    second = leases.grant(12.0, "two", "r", [1])
+    leases.renew(30.0, "one", [first.lease_id])
+    assert leases.oldest_s(31.0) == 21.0, "renewing makes it no younger"
+    assert (leases.count_of("one"), leases.count_of("two"), leases.count_of("none")) == (1, 1, 0)
+    assert leases.expire(42.0) == 1
+    assert (leases.count_of("two"), leases.oldest_s(43.0)) == (0, 33.0)
+    leases.release("one", first.lease_id)
+    assert not leases.release("two", second.lease_id)
+    assert (leases.count_of("one"), leases.oldest_s(44.0)) == (0, 0.0)
+
+
+def test_counting_a_holders_leases_does_not_look_at_those_of_others(leases: LeaseTable) -> None:
+    """Every look at the pool counts for every holder, under the mutex that lookups wait for."""
+    for i in range(5000):
+        leases.grant(0.0, f"h{i % 64}", "r", [0])
+    leases._leases = _Untouchable(leases._leases)
+    assert [leases.count_of(f"h{i}") for i in range(64)] == [79] * 8 + [78] * 56
+    assert leases.oldest_s(1.0) == 1.0
+
+
+class _Untouchable(dict[str, Lease]):
+    """Only its first is looked at."""
+
+    def values(self) -> Any:
+        return itertools.chain(itertools.islice(super().values(), 1), self._refuse())
+
+    def _refuse(self) -> Any:
+        raise AssertionError("looked through")
+        yield

@@ -19,7 +19,8 @@ from meshfusion.dpu.api import types as t
 from meshfusion.dpu.api.client import GrpcChunkService
 from meshfusion.dpu.api.request_ids import current_request_id, received_request_id, request_id_of
 from meshfusion.dpu.api.server import serve
-from meshfusion.dpu.telemetry.calls import KEPT_SLOW_CALLS, SLOW_LINES_PER_MINUTE, CallWatch, LineLimit
+from meshfusion.dpu.line_limit import LineLimit
+from meshfusion.dpu.telemetry.calls import KEPT_SLOW_CALLS, SLOW_LINES_PER_MINUTE, CallWatch
 from meshfusion.dpu.telemetry.log_format import JsonFormatter, TextFormatter
 from meshfusion.jbof.errors import ServiceUnavailableError, StaleHolderError
 from tests.dpu.api.fake_service import FakeChunkService

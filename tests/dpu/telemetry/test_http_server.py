@@ -217,3 +217,51 @@ def test_a_port_that_is_taken(server: TelemetryServer) -> None:
 def test_closing_twice_or_unstarted(tmp_path: Path) -> None:
     TelemetryServer(UnixAddress(tmp_path / "t"), PAGES).close()
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("hosts", "is_served"),
+    [
+        ((), True),  # HTTP/1.0, as monitors that are a few lines of shell speak it
+        (("localhost",), True),
+        (("LOCALHOST:9477",), True),
+        (("127.0.0.1:80",), True),
+        (("[::1]:9477",), True),
+        (("[::1]",), True),
+        (("evil.example",), False),
+        (("evil.example:9477",), False),
+        (("localhost.evil.example",), False),
+        (("127.0.0.1.evil.example",), False),
+        (("localhost:x",), False),
+        (("",), False),
+        (("localhost", "evil.example"), False),
+        (("192.0.2.1",), False),
+        (("127.0.0.2",), False),
+    ],
+)
+@pytest.mark.parametrize("path", ["/metrics", "/none"])
+def test_a_name_that_somebody_lets_point_here_is_refused(
+    server: TelemetryServer, hosts: tuple[str, ...], is_served: bool, path: str
+) -> None:
+    """Otherwise the page of that name could read ours, in a browser on this machine."""
+    with raw(server) as connection:
+        named = "".join(f"Host: {host}\r\n" for host in hosts)
+        connection.sendall(f"GET {path} HTTP/1.0\r\n{named}\r\n".encode())
+        code = received(connection).split()[1]
+    assert code == ((b"200" if path == "/metrics" else b"404") if is_served else b"421")
+
+
+def test_the_host_it_was_told_to_listen_at_is_served() -> None:
+    server = serving(TcpAddress("127.0.0.2", 0))
+    with socket.create_connection(("127.0.0.2", port_of(server)), timeout=20.0) as connection:
+        connection.sendall(b"GET /metrics HTTP/1.0\r\nHost: 127.0.0.2:1\r\n\r\n")
+        assert received(connection).endswith(b"x 1\n")
+    server.close()
+
+
+def test_where_others_may_reach_it_names_are_theirs() -> None:
+    server = serving(TcpAddress("0.0.0.0", 0))
+    with raw(server) as connection:
+        connection.sendall(b"GET /metrics HTTP/1.0\r\nHost: storage-7.example\r\n\r\n")
+        assert received(connection).endswith(b"x 1\n")
+    server.close()

@@ -64,7 +64,7 @@ class Daemon:
     def __init__(self, folder: Path) -> None:
         self.ca = Authority(folder)
         self.operator, self.reader = self.ca.issue("operator"), self.ca.issue("reader")
-        server = self.ca.issue("server")
+        self.server = server = self.ca.issue("server")
         self.pool = folder / "pool"
         config = {
             "listen": "127.0.0.1:0",
@@ -129,6 +129,21 @@ def test_a_service_over_tls(daemon: Daemon) -> None:
     assert run("pool", "status", "--service", daemon.address, env=env).exit_code == 0
     assert run("jbof", "drives", str(daemon.pool), env=env).exit_code == 0, "found by the pool, and called alike"
     assert run("pool", "status", str(daemon.pool), env=env).exit_code == 0, "no service is asked"
+
+
+def test_a_bad_new_certificate_is_an_event(daemon: Daemon) -> None:
+    good = daemon.server.certificate.read_bytes()
+    asked = [*daemon.options(daemon.reader), "events", "--service", daemon.address, "--format", "json"]
+    try:
+        replace(daemon.server.certificate, b"rubbish")
+        for _ in range(2):  # the first is answered while the file is looked at
+            shown = run(*asked)
+    finally:
+        replace(daemon.server.certificate, good)
+    (told,) = [event for event in json.loads(shown.stdout) if event["kind"] == "certificate_problem"]
+    assert told["severity"] == "warning"
+    assert told["text"].startswith(f"tls: tls.certificate = {daemon.server.certificate}: ")
+    assert "BEGIN" not in told["text"]
 
 
 def test_what_mfctl_lacks_is_said(daemon: Daemon) -> None:

@@ -1,4 +1,4 @@
-"""mfctl events and mfctl top, as a user meets them."""
+"""mfctl events, mfctl trace and mfctl top, as a user meets them."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 
 from meshfusion.dpu.api.event_types import Severity
 from meshfusion.dpu.api.server import serve
+from meshfusion.dpu.api.trace_types import Trace, TracedCall
 from meshfusion.dpu.telemetry.event_log import EventLog
 from meshfusion.tools.mfctl.main import mfctl
 from meshfusion.tools.mfctl.top_rates import RATES, Look, hit_share, rates, top_object
@@ -153,3 +154,58 @@ def test_top_for_people(address: str, pool: FakePool) -> None:
     assert result.exit_code == 0
     for text in ("STOPPED: no room", "NOT AS THEY SHOULD BE: gone", "lookups", "0.0", "h-1", "online"):
         assert text in result.output
+
+
+class Traces:
+    """A ``TraceSource`` that knows the request "r"."""
+
+    def trace(self, request_id: str) -> Trace:
+        calls = (
+            TracedCall(1_700_000_000.25, "Match", 0.0015, "OK", "r", (("chunks_asked", 5), ("chunks_matched", 3))),
+            TracedCall(1_700_000_001.5, "Reserve", 0.25, "FAILED_PRECONDITION", "several\x1b[2J"),
+        )
+        return Trace(calls if request_id == "r" else (), 0.0 if request_id == "new" else 1_699_999_999.0)
+
+
+@pytest.fixture
+def traces_at(pool: FakePool, tmp_path: Path) -> Iterator[str]:
+    server = serve(pool, f"unix://{tmp_path}/t", traces=Traces())
+    yield server.address
+    server.stop(0.0)
+
+
+def test_trace_as_a_table(traces_at: str) -> None:
+    result = run("trace", "r", "--service", traces_at)
+    assert result.exit_code == 0
+    assert [line.split(maxsplit=5) for line in result.output.splitlines()] == [
+        ["ENDED", "CALL", "TOOK", "OUTCOME", "WHAT"],
+        ["2023-11-14T22:13:20.250Z", "Match", "1.50", "ms", "OK", "chunks asked: 5, chunks matched: 3"],
+        ["2023-11-14T22:13:21.500Z", "Reserve", "250.00", "ms", "FAILED_PRECONDITION"],
+    ]
+
+
+def test_trace_for_programs(traces_at: str) -> None:
+    first, second = json.loads(run("trace", "r", "--service", traces_at, "--format", "json").output)
+    assert first == {
+        "time_s": 1_700_000_000.25,
+        "call": "Match",
+        "seconds": 0.0015,
+        "code": "OK",
+        "sent_under": "r",
+        "counts": {"chunks_asked": 5, "chunks_matched": 3},
+    }
+    assert (second["code"], second["counts"]) == ("FAILED_PRECONDITION", {})
+
+
+def test_trace_of_an_unknown_request(traces_at: str, tmp_path: Path) -> None:
+    unknown = run("trace", "x\x1b[2J", "--service", traces_at, "--format", "json")
+    assert unknown.exit_code == 1
+    error = json.loads(unknown.stderr)["error"]
+    assert error["message"] == (
+        "no call of request 'x\\x1b[2J' is among those that the service remembers, which reach back to "
+        "2023-11-14T22:13:19.000Z"
+    )
+    assert "engine's log" in error["next_step"]
+    assert "reach back" not in run("trace", "new", "--service", traces_at).stderr
+    assert run("trace", "r").exit_code == 2
+    assert run("trace", "r", "--service", f"unix://{tmp_path}/none").exit_code == 5

@@ -208,6 +208,33 @@ def test_a_request_is_found_in_the_log_by_its_id(start: Start) -> None:
     assert [(call["call"], call["code"]) for call in slow if call["request_id"] == "r"] == [("Match", "OK")]
 
 
+def test_a_request_is_traced_and_the_page_is_there(start: Start) -> None:
+    daemon = start(probe=False)
+    client = GrpcChunkService(daemon.address)
+    with Holder(client) as holder:
+        holder.put(0)
+        holder.release(holder.match(0, 1))  # "r" is its request
+        status = daemon.object("/status.json")
+    client.close()
+    (of_drive,) = status["segment_map"]["drives"]
+    assert (of_drive["drive"], of_drive["segment_count"], of_drive["cell_segments"]) == (0, 15, 1)
+    cells = [dict(zip(status["segment_map"]["fields"], cell, strict=True)) for cell in of_drive["cells"]]
+    assert sum(cell["open"] for cell in cells) == status["pool"]["segments_open"] == 1
+    assert sum(cell["free"] for cell in cells) == status["pool"]["segments_free"] == 14
+    code, page = daemon.ask("/")
+    assert (code, page.startswith(b"<!DOCTYPE html>")) == (200, True)
+    traced = subprocess.run(
+        [sys.executable, "-m", "meshfusion.tools.mfctl.main", "trace", "r", daemon.pool, "--format", "json"],
+        capture_output=True,
+        check=True,
+        timeout=60,
+    )
+    assert [(call["call"], call["code"], call["counts"]) for call in json.loads(traced.stdout)] == [
+        ("Match", "OK", {"chunks_asked": 2, "chunks_matched": 1}),
+        ("Release", "OK", {"leases_released": 1}),
+    ]
+
+
 def test_stopped_process_is_not_alive_for_others_and_is_again(start: Start) -> None:
     daemon = start(probe=False)
     assert daemon.ask("/healthz")[0] == 200
