@@ -21,6 +21,7 @@ from meshfusion.host.pool_events import (
     NOTHING_STORED,
     AttachmentLost,
     Committed,
+    Dropped,
     Event,
     GrantedRun,
     LeasesLost,
@@ -145,6 +146,8 @@ class PoolClient:
         self._slow.put(lambda: self._settle(granted, unit_digests, withheld, in_doubt))
 
     def drop(self, key: bytes, extent: api.Extent, reason: str) -> None:
+        """Have the service forget this chunk, unless it has been written anew since; comes back as :class:`Dropped`."""
+        self._events.put(Dropped(key))
         self._slow.put(lambda: self._drop(key, extent, reason))
 
     def set_leases(self, lease_ids: tuple[str, ...]) -> None:
@@ -263,10 +266,10 @@ class PoolClient:
         in_doubt: Collection[int],
     ) -> None:
         assert set(in_doubt) <= set(withheld), "visible and in doubt"
+        shown = [i for i in range(len(granted.grant_ids)) if i not in withheld]
         items = tuple(
-            api.CommitItem(grant_id, _shard_digests([rank[i] for rank in unit_digests]), bundle)
-            for i, (grant_id, bundle) in enumerate(zip(granted.grant_ids, granted.bundles, strict=True))
-            if i not in withheld
+            api.CommitItem(granted.grant_ids[i], _shard_digests([rank[i] for rank in unit_digests]), granted.bundles[i])
+            for i in shown
         )
         unwritten = tuple(granted.grant_ids[i] for i in withheld if i not in in_doubt)
         doubtful = tuple(granted.grant_ids[i] for i in in_doubt)
@@ -278,8 +281,7 @@ class PoolClient:
             reply = self._standing.ask(
                 "commit", holder_id, lambda: self._service.commit(request, deadline_s=SLOW_DEADLINE_S)
             )
-            committed = sum(reply.committed) if reply is not None else 0
-            self._events.put(Committed(committed, len(items) - committed))
+            self._events.put(_committed(reply, [granted.keys[i] for i in shown]))
 
     def _abort(self, request: api.AbortRequest) -> None:
         self._standing.ask("abort", request.holder_id, lambda: self._service.abort(request, deadline_s=SLOW_DEADLINE_S))
@@ -291,6 +293,15 @@ class PoolClient:
             self._standing.ask(
                 "drop", attachment.holder_id, lambda: self._service.drop(request, deadline_s=SLOW_DEADLINE_S)
             )
+
+
+def _committed(reply: api.CommitReply | None, keys: Sequence[bytes]) -> Committed:
+    """Of ``keys``, those that the reply says are visible; with none, or one to another question, that is not known."""
+    told = reply.committed if reply is not None else ()
+    if len(told) != len(keys):
+        return Committed((), tuple(keys))
+    answers = list(zip(keys, told, strict=True))
+    return Committed(tuple(key for key, yes in answers if yes), tuple(key for key, yes in answers if not yes))
 
 
 def _shard_digests(by_rank: Sequence[tuple[bytes, ...] | None]) -> tuple[tuple[bytes, ...], ...]:

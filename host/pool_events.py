@@ -111,8 +111,17 @@ class ReserveFailed(NamedTuple):
 
 
 class Committed(NamedTuple):
-    committed_count: int
-    refused_count: int
+    """Answer to :meth:`PoolClient.settle`, for the chunks that were to become visible: those that are, by their keys,
+    and those of which that is not known."""
+
+    visible_keys: tuple[bytes, ...]
+    refused_keys: tuple[bytes, ...]
+
+
+class Dropped(NamedTuple):
+    """The service is being told to forget this chunk: what it holds failed its proof."""
+
+    key: bytes
 
 
 class LeasesLost(NamedTuple):
@@ -130,4 +139,4 @@ class AttachmentLost:
     """The service is away, or knows us no more: leases are void. Stays inside the client: lookups are then misses."""
 
 
-Event = Matched | Reserved | ReserveFailed | Committed | LeasesLost | Attached
+Event = Matched | Reserved | ReserveFailed | Committed | Dropped | LeasesLost | Attached

@@ -26,6 +26,7 @@ from meshfusion.jbof import digest, envelope, epoch_record, format, label, recov
 from meshfusion.jbof.drives import owner_record
 from meshfusion.jbof.media import deallocation
 from meshfusion.tools import monitoring
+from meshfusion.tools.docs_kv_events import KV_EVENTS
 from meshfusion.tools.docs_security import security_document
 from meshfusion.tools.docs_verify import VERIFY_REPORT
 from meshfusion.tools.mfctl.main import EXIT_CODES_HELP, mfctl
@@ -219,7 +220,7 @@ def _connector_document() -> str:
     return (
         f"{header}\n## Keys\n\n| key | default | meaning |\n|---|---|---|\n{keys}"
         "\n## Metrics\n\nOn the engine's own Prometheus endpoint, with its labels; vLLM's log line shows the same "
-        f"counts.\n\n| metric | counts |\n|---|---|\n{metrics}{CONNECTOR_RANKS}"
+        f"counts.\n\n| metric | counts |\n|---|---|\n{metrics}{KV_EVENTS}{CONNECTOR_RANKS}"
     )
 
 

@@ -52,6 +52,9 @@ METRICS: dict[str, str] = {
     "saved_bytes": "Bytes written to the pool, of all ranks together",
     "chunks_committed": "Chunks made visible to other engines",
     "commits_refused": "Chunks written but refused by the service (their grant had expired, or the service restarted)",
+    "kv_events_stored": "Chunks announced as stored, where the engine publishes KV events",
+    "kv_events_removed": "Removals announced, of blocks that are gone, may be gone, or are too many to be remembered",
+    "kv_events_dropped": "Chunks not announced because too many announcements were waiting",
     **dict(_descriptors()),
     **{
         f"without_cache_{why.value}": f"1 where an engine serves without its cache: {t}"

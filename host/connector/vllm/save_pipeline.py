@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
+from meshfusion.host.connector.announcements import Announcements, StoredChunk
 from meshfusion.host.connector.saves import SaveChunk, SaveOptions, SaveRun, Saves
 from meshfusion.host.connector.vllm.chunking import Chunking
 from meshfusion.host.connector.vllm.messages import RunWritten, SaveOrder, WorkerFacts
@@ -27,18 +28,32 @@ PAUSE_MAX_S: Final = 60.0
 Snapshots = Mapping[tuple[int, int], int]
 """States that the engine keeps of a request: KV group and boundary in tokens -> device block."""
 
+Describe = Callable[[Any, GroupPlan, int], StoredChunk]
+"""Of a request and a KV group: what is to be announced of one of its chunks."""
+
 
 class SavePipeline:
     """Lives in the scheduler. Blocks stay pinned (referenced in the engine's block pool) until the fate of the run's
-    last write is known, so that the engine cannot give them to another request meanwhile."""
+    last write is known, so that the engine cannot give them to another request meanwhile. ``describe``: None when
+    nothing is to be announced."""
 
     def __init__(
-        self, client: PoolClient, facts: WorkerFacts, chunking: Chunking, kv_cache_manager: Any, *, queue_bytes: int
+        self,
+        client: PoolClient,
+        facts: WorkerFacts,
+        chunking: Chunking,
+        kv_cache_manager: Any,
+        announcements: Announcements,
+        *,
+        queue_bytes: int,
+        describe: Describe | None = None,
     ) -> None:
         self._client = client
         self._chunking = chunking
         self._form = facts.form
         self._manager = kv_cache_manager
+        self._announcements = announcements
+        self._describe = describe
         self.saves = Saves(SaveOptions(queue_bytes, facts.block_count), facts.form)
         self._pinned: dict[int, list[Any]] = {}
         self._granted: dict[int, GrantedRun] = {}
@@ -75,7 +90,8 @@ class SavePipeline:
                 found = self._blocks_of(plan, index, tables[plan.group], snapshots)
                 if found:
                     blocks[plan.group, index] = found
-                    chunks.append(SaveChunk(plan.group, index, chunk_hash, tuple(b.block_id for b in found)))
+                    told = self._describe(request, plan, index) if self._describe is not None else None
+                    chunks.append(SaveChunk(plan.group, index, chunk_hash, tuple(b.block_id for b in found), told))
         run = self.saves.take(request.request_id, considered, chunks)
         if run is None:
             return []
@@ -112,6 +128,7 @@ class SavePipeline:
             self._unpin(ended)
             return
         assert event.granted is not None, event
+        self._announcements.gone(event.granted.keys)  # what gets a new place is not stored any more
         self._granted[event.run_id] = event.granted
         granted = [run.chunks[i] for i in event.granted.indexes]
         self._orders.append(
@@ -167,10 +184,18 @@ class SavePipeline:
         else:
             self._repeated.discard(run_id)
             self._unpin(ended)
+        self._announce_soon(now_s, ended, granted, withheld)
         self._client.settle(granted, unit_digests, withheld=withheld, in_doubt=in_doubt)
         if in_doubt:
             logger.warning("writes of %s are in doubt: going on as another, so that it is fenced", granted.holder_id)
             self._client.attach_anew(granted.holder_id)
+
+    def _announce_soon(self, now_s: float, run: SaveRun, granted: GrantedRun, withheld: Sequence[int]) -> None:
+        """What the service is now asked to make visible."""
+        shown = ((i, run.chunks[index].told) for i, index in enumerate(granted.indexes) if i not in withheld)
+        self._announcements.settling(
+            now_s, granted.identity, [(granted.keys[i], told) for i, told in shown if told is not None]
+        )
 
     def _pause(self, now_s: float, seconds: float) -> None:
         self._pause_until_s = now_s + seconds

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from meshfusion.host.connector.announcements import Announcement, Announcements
 from meshfusion.host.connector.audits import AuditOptions
 from meshfusion.host.connector.config import ConnectorConfig
 from meshfusion.host.connector.lookups import (
@@ -31,11 +32,12 @@ from meshfusion.host.connector.vllm.audit_pipeline import AuditPipeline
 from meshfusion.host.connector.vllm.chunking import Chunking
 from meshfusion.host.connector.vllm.load_pipeline import LoadPipeline
 from meshfusion.host.connector.vllm.messages import LoadReport, StepOrders, StepReport, WorkerFacts
-from meshfusion.host.connector.vllm.save_pipeline import SavePipeline
+from meshfusion.host.connector.vllm.save_pipeline import Describe, SavePipeline
 from meshfusion.host.pool_client import PoolClient
 from meshfusion.host.pool_events import (
     Attached,
     Committed,
+    Dropped,
     Event,
     LeasesLost,
     Matched,
@@ -57,7 +59,7 @@ _SAVE_NAMES = {
 
 class SchedulerSide:
     """Made once the workers have proven their layout; ``facts`` is what they proved. ``now_s`` reads the clock,
-    ``draw`` gives random numbers of [0, 1)."""
+    ``draw`` gives random numbers of [0, 1). ``describe``: None when nothing is to be announced."""
 
     def __init__(
         self,
@@ -67,6 +69,7 @@ class SchedulerSide:
         *,
         kv_cache_manager: Any,
         lora_dtype: str = "",
+        describe: Describe | None = None,
         now_s: Callable[[], float] = time.monotonic,
         draw: Callable[[], float] = random.random,
     ) -> None:
@@ -77,7 +80,16 @@ class SchedulerSide:
         self._chunking = Chunking(facts.form, hash_tokens=facts.hash_block_tokens, lora_dtype=lora_dtype)
         self._lookup_options = LookupOptions(deadline_s=config.lookup_deadline_ms / 1000)
         self._lookups = Lookups(self._lookup_options, facts.form)
-        self._pipeline = SavePipeline(client, facts, self._chunking, kv_cache_manager, queue_bytes=config.save_queue)
+        self._announcements = Announcements(facts.identity)
+        self._pipeline = SavePipeline(
+            client,
+            facts,
+            self._chunking,
+            kv_cache_manager,
+            self._announcements,
+            queue_bytes=config.save_queue,
+            describe=describe,
+        )
         self._saves = self._pipeline.saves
         self._loads = LoadPipeline(client, facts.form)
         self._audit_pipeline = AuditPipeline(
@@ -89,6 +101,9 @@ class SchedulerSide:
             free_lookup=lambda request_id: self._carry_out(self._lookups.audit_ended(request_id)),
         )
         self._audits = self._audit_pipeline.audits
+        attachment = client.attachment
+        if attachment is not None:
+            self._announcements.in_pool(attachment.pool_uuid)
         self._gate = PathGate(facts.form.rank_count)
         self._requests: dict[str, Any] = {}
         self._never_save: set[str] = set()  # requests that began before a reset: their KV may mix old and new
@@ -148,6 +163,7 @@ class SchedulerSide:
         self._take_events()
         self._pipeline.give_up_repeats(self._now_s())
         self._audit_pipeline.give_up_late(self._now_s())
+        self._announcements.give_up_late(self._now_s())
         attachment = self._client.attachment
         wishes = self._pipeline.take_repeats(attachment.holder_id) if attachment is not None else []
         snapshots = snapshots_of(scheduler_output)
@@ -186,10 +202,16 @@ class SchedulerSide:
     @property
     def has_work(self) -> bool:
         """The engine must keep stepping: saves hold blocks pinned, or a lookup's answer, whose request may be gone,
-        brings a lease to be given back, the workers have yet to say whether they reach the data, or they compare."""
+        brings a lease to be given back, the workers have yet to say whether they reach the data, or they compare, or
+        something is to be announced: without a step nobody would hear of it."""
         is_path_unknown = self._gate.needs_steps(self._now_s())
         is_comparing = self._audits.is_comparing
-        return self._saves.pending_count > 0 or self._unanswered_lookups > 0 or is_path_unknown or is_comparing
+        is_under_way = self._saves.pending_count > 0 or self._unanswered_lookups > 0
+        return is_under_way or is_path_unknown or is_comparing or self._announcements.pending_count > 0
+
+    def take_announcements(self) -> list[Announcement]:
+        """What others are to be told of chunks of this engine, in order."""
+        return self._announcements.take()
 
     def reset(self) -> None:
         """The engine's cache was reset, perhaps because its weights changed under it: nothing from before this
@@ -199,6 +221,7 @@ class SchedulerSide:
         self._saves.forget_known()
         self._never_save |= self._requests.keys()
         self._identity = hashlib.sha256(self._identity + b"reset" + uuid.uuid4().bytes).digest()
+        self._announcements.reset(self._identity)
         self._client.attach_as(self._identity)
         logger.warning("the cache was reset: from now on this engine uses a pool identity of its own")
 
@@ -214,6 +237,7 @@ class SchedulerSide:
             **self._pipeline.counters,
             **self._loads.counters,
             **self._audits.counters,
+            **self._announcements.counters,
             **self.counters,
         }
 
@@ -232,6 +256,7 @@ class SchedulerSide:
             "loads_under_way": len(self._loads.under_way),
             "unanswered_lookups": self._unanswered_lookups,
             "audits": self._audits.count,
+            "unannounced": self._announcements.pending_count,
         }
 
     # ---- events from the client ----------------------------------------------------------------------------------
@@ -250,13 +275,17 @@ class SchedulerSide:
                 self._pipeline.reserved(event)
             case ReserveFailed(run_id):
                 self._pipeline.refused(run_id)
-            case Committed(committed_count, refused_count):
-                self.counters["chunks_committed"] += committed_count
-                self.counters["commits_refused"] += refused_count
+            case Committed(visible_keys, refused_keys):
+                self.counters["chunks_committed"] += len(visible_keys)
+                self.counters["commits_refused"] += len(refused_keys)
+                self._announcements.committed(visible_keys, refused_keys)
+            case Dropped(key):
+                self._announcements.gone((key,))
             case LeasesLost(lease_ids):
                 self._lookups.leases_lost(lease_ids)
-            case Attached():
+            case Attached(attachment):
                 self._saves.forget_known()
+                self._announcements.in_pool(attachment.pool_uuid)
 
     def _note_missing(self, request_id: str, stored_chunks: int) -> None:
         """Chunks the service does not have are worth saving, whatever we thought we knew."""
