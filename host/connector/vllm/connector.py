@@ -324,6 +324,8 @@ class MeshFusionConnector(KVConnectorBase_V1, SupportsHMA):
         else:
             return None
         added = counts_since(current, self._former_counts)
+        if self._scheduler is not None:
+            added |= self._scheduler.take_observations()
         self._former_counts = current
         return MeshFusionStats(data=added) if added else None
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from meshfusion.host.connector.estimate import EstimateOptions, LoadEstimate
 from meshfusion.host.connector.load_parts import LoadPart
 from meshfusion.host.connector.lookups import StartLoad
+from meshfusion.host.connector.observations import Observations
 from meshfusion.host.connector.read_failures import ReadFailures
 from meshfusion.host.connector.vllm.messages import LoadOrder, LoadReport
 from meshfusion.host.connector.vllm.rank_reports import RankReports
@@ -32,11 +33,12 @@ class LoadEnd(NamedTuple):
 
 
 class LoadPipeline:
-    """Lives in the scheduler."""
+    """Lives in the scheduler. ``observations``: where the time of each load goes."""
 
-    def __init__(self, client: PoolClient, form: ChunkForm) -> None:
+    def __init__(self, client: PoolClient, form: ChunkForm, observations: Observations | None = None) -> None:
         self._client = client
         self._form = form
+        self._observations = observations or Observations()
         self._loads: dict[str, StartLoad] = {}
         self._reports = RankReports[str, LoadReport](form.rank_count)
         self._orders: list[LoadOrder] = []
@@ -78,6 +80,8 @@ class LoadPipeline:
         failures = [failure for one in reports for failure in one.failures]
         seconds = max(one.seconds for one in reports)
         self._count(load, failures, seconds)
+        self._count_tokens(load, failures)
+        self._observations.add("load_seconds", seconds)
         failed = self._failed_chunks(load, failures)
         self._note(load, failed)
         if all(one.is_whole for one in reports):
@@ -99,17 +103,40 @@ class LoadPipeline:
         self.counters["loaded_blocks"] += sum(len(part.block_ids) for part in load.parts) - failed_blocks
         self.counters["failed_blocks"] += failed_blocks
 
+    def _count_tokens(self, load: StartLoad, failures: Sequence[UnitFailure]) -> None:
+        """As far as all ranks have them. What a request goes on from without the rest depends on its KV groups."""
+        loaded = self._tokens_before(load, [failure for failure in failures if not failure.is_mismatch])
+        verified = self._tokens_before(load, failures)
+        self.counters["tokens_loaded"] += loaded
+        self.counters["tokens_verified"] += verified
+        if not failures or self._form.may_load_in_part:
+            self.counters["tokens_used"] += verified
+
+    def _tokens_before(self, load: StartLoad, failures: Sequence[UnitFailure]) -> int:
+        """Tokens of the load before the first of ``failures``."""
+        end = load.tokens.stop
+        for failure in failures:
+            group, block = self._block_of(load, failure.index)
+            end = min(end, block * self._form.plans[group].block_tokens)
+        return max(0, end - load.tokens.start)
+
     def _count_descriptors(self, load: StartLoad, reports: Sequence[LoadReport]) -> None:
         for report in reports:
             if report.path:
                 self.counters[f"load_descriptors_{report.path}"] += report.descriptors
                 self.counters[f"load_chunks_{report.path}"] += sum(len(self._chunks_of(part)) for part in load.parts)
+                self.counters[f"load_bytes_{report.path}"] += load.load_bytes
 
     def _place_of(self, load: StartLoad, unit: int) -> _Place:
         """The chunk that the load's ``unit`` (from 0) belongs to."""
+        group, block = self._block_of(load, unit)
+        return _Place(group, block // self._blocks_per_chunk(group))
+
+    def _block_of(self, load: StartLoad, unit: int) -> tuple[int, int]:
+        """KV group, and which of the request's blocks of that group ``unit`` is."""
         for part in load.parts:
             if unit < len(part.block_ids):
-                return _Place(part.group, (part.first_block + unit) // self._blocks_per_chunk(part.group))
+                return part.group, part.first_block + unit
             unit -= len(part.block_ids)
         raise AssertionError(f"{load.request_id}: no unit {unit}")
 

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 from meshfusion.host.connector.announcements import Announcements, StoredChunk
+from meshfusion.host.connector.observations import Observations
 from meshfusion.host.connector.saves import SaveChunk, SaveOptions, SaveRun, Saves
 from meshfusion.host.connector.vllm.chunking import Chunking
 from meshfusion.host.connector.vllm.messages import RunWritten, SaveOrder, WorkerFacts
@@ -47,6 +48,7 @@ class SavePipeline:
         *,
         queue_bytes: int,
         describe: Describe | None = None,
+        observations: Observations | None = None,
     ) -> None:
         self._client = client
         self._chunking = chunking
@@ -54,8 +56,10 @@ class SavePipeline:
         self._manager = kv_cache_manager
         self._announcements = announcements
         self._describe = describe
+        self._observations = observations or Observations()
         self.saves = Saves(SaveOptions(queue_bytes, facts.block_count), facts.form)
         self._pinned: dict[int, list[Any]] = {}
+        self._planned_s: dict[int, float] = {}  # when, of each run that is pinned
         self._granted: dict[int, GrantedRun] = {}
         self._reports = RankReports[int, RunWritten](facts.form.rank_count)
         self._orders: list[SaveOrder] = []
@@ -74,7 +78,9 @@ class SavePipeline:
         """Runs whose blocks are pinned."""
         return len(self._pinned)
 
-    def plan(self, request: Any, computed_tokens: int, snapshots: Snapshots, identity: bytes) -> list[ReserveWish]:
+    def plan(
+        self, now_s: float, request: Any, computed_tokens: int, snapshots: Snapshots, identity: bytes
+    ) -> list[ReserveWish]:
         """The step now scheduled brings ``request`` to ``computed_tokens`` and leaves ``snapshots``: what to ask places
         for, one wish or none."""
         due = self.saves.due_chunks(request.request_id, computed_tokens)
@@ -95,6 +101,7 @@ class SavePipeline:
         run = self.saves.take(request.request_id, considered, chunks)
         if run is None:
             return []
+        self._planned_s[run.run_id] = now_s
         self._pin(run, [block for chunk in run.chunks for block in blocks[chunk.group, chunk.number]])
         return [self._wish(run, request, identity)]
 
@@ -176,6 +183,8 @@ class SavePipeline:
         if withheld:
             reason = next((report.reason for report in reports if report.reason), "")
             logger.warning("%d chunk(s) were not saved: %s", len(withheld), reason)
+        if not withheld:
+            self._observations.add("save_seconds", now_s - self._planned_s[run_id])
         self._count_saved(self.saves.run(run_id), granted, reports, withheld)
         self.counters["saves_in_doubt"] += len(in_doubt)
         ended = self.saves.written(run_id, [granted.indexes[i] for i in withheld])
@@ -223,8 +232,11 @@ class SavePipeline:
                 self.counters[f"save_descriptors_{report.path}"] += report.descriptors
                 self.counters[f"save_chunks_{report.path}"] += sum(bool(digests) for digests in report.unit_digests)
             for i, (index, digests) in enumerate(zip(granted.indexes, report.unit_digests, strict=True)):
-                if digests and i not in withheld:
-                    self.counters["saved_bytes"] += self._form.unit_bytes[run.chunks[index].group] * len(digests)
+                written_bytes = self._form.unit_bytes[run.chunks[index].group] * len(digests or ())
+                if report.path:
+                    self.counters[f"save_bytes_{report.path}"] += written_bytes
+                if i not in withheld:
+                    self.counters["saved_bytes"] += written_bytes
 
     def _repeat(self, now_s: float, run: SaveRun, granted: GrantedRun, in_doubt: Sequence[int]) -> None:
         """Those in doubt, and with them those of their bundles: these were given back."""
@@ -238,6 +250,7 @@ class SavePipeline:
         for number, chunk in enumerate(run.chunks):
             (kept if number in numbers else released).extend(next(blocks) for _ in chunk.block_ids)
         self._pinned[repeat.run_id] = kept
+        self._planned_s[repeat.run_id] = self._planned_s.pop(run.run_id)
         self._repeated.add(repeat.run_id)
         keys_of = partial(tuple, [granted.keys[i] for i in again])
         wish = ReserveWish(repeat.run_id, repeat.request_id, granted.identity, *_columns(repeat), keys_of=keys_of)
@@ -254,6 +267,7 @@ class SavePipeline:
 
     def _unpin(self, run: SaveRun) -> None:
         """Give the blocks back, the last of a prompt first: its first ones are worth keeping longest."""
+        del self._planned_s[run.run_id]
         self._manager.block_pool.free_blocks(reversed(self._pinned.pop(run.run_id)))
 
 

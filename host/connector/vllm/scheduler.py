@@ -27,6 +27,7 @@ from meshfusion.host.connector.lookups import (
     StartLoad,
     StartMatch,
 )
+from meshfusion.host.connector.observations import Observations
 from meshfusion.host.connector.path_gate import Gate, PathGate
 from meshfusion.host.connector.vllm.audit_pipeline import AuditPipeline
 from meshfusion.host.connector.vllm.chunking import Chunking
@@ -81,6 +82,7 @@ class SchedulerSide:
         self._lookup_options = LookupOptions(deadline_s=config.lookup_deadline_ms / 1000)
         self._lookups = Lookups(self._lookup_options, facts.form)
         self._announcements = Announcements(facts.identity)
+        self._observations = Observations()
         self._pipeline = SavePipeline(
             client,
             facts,
@@ -89,9 +91,10 @@ class SchedulerSide:
             self._announcements,
             queue_bytes=config.save_queue,
             describe=describe,
+            observations=self._observations,
         )
         self._saves = self._pipeline.saves
-        self._loads = LoadPipeline(client, facts.form)
+        self._loads = LoadPipeline(client, facts.form, self._observations)
         self._audit_pipeline = AuditPipeline(
             client,
             facts.form,
@@ -107,7 +110,7 @@ class SchedulerSide:
         self._gate = PathGate(facts.form.rank_count)
         self._requests: dict[str, Any] = {}
         self._never_save: set[str] = set()  # requests that began before a reset: their KV may mix old and new
-        self._unanswered_lookups = 0
+        self._asked_s: dict[tuple[str, int], float] = {}  # lookups that are not answered: when they began
         self._step_started_s: float | None = None
         self._step_tokens = 0
         self.counters: Counter[str] = Counter()
@@ -176,7 +179,7 @@ class SchedulerSide:
             kept = snapshots.get(request_id, {})
             self._audit_pipeline.computed(request, computed_tokens, kept)
             if may_save and request_id not in self._never_save:
-                wishes += self._pipeline.plan(request, computed_tokens, kept, self._identity)
+                wishes += self._pipeline.plan(self._now_s(), request, computed_tokens, kept, self._identity)
         if wishes:
             self._client.reserve(tuple(wishes))
         lease_ids = self._lookups.take_lease_change()
@@ -206,7 +209,7 @@ class SchedulerSide:
         something is to be announced: without a step nobody would hear of it."""
         is_path_unknown = self._gate.needs_steps(self._now_s())
         is_comparing = self._audits.is_comparing
-        is_under_way = self._saves.pending_count > 0 or self._unanswered_lookups > 0
+        is_under_way = self._saves.pending_count > 0 or bool(self._asked_s)
         return is_under_way or is_path_unknown or is_comparing or self._announcements.pending_count > 0
 
     def take_announcements(self) -> list[Announcement]:
@@ -245,6 +248,10 @@ class SchedulerSide:
         """The names are those of the gauges table."""
         return {"audit_drift_max": self._audits.drift_max, "audit_variation_max": self._audits.variation}
 
+    def take_observations(self) -> dict[str, list[float]]:
+        """What was measured since the last time; the names are those of the histograms table."""
+        return self._observations.take()
+
     def gauges(self) -> dict[str, int]:
         """What is held right now; all zero when the engine is idle and nothing leaks."""
         return {
@@ -254,7 +261,7 @@ class SchedulerSide:
             "pinned_saves": self._pipeline.pinned_count,
             "pending_saves": self._saves.pending_count,
             "loads_under_way": len(self._loads.under_way),
-            "unanswered_lookups": self._unanswered_lookups,
+            "unanswered_lookups": len(self._asked_s),
             "audits": self._audits.count,
             "unannounced": self._announcements.pending_count,
         }
@@ -268,7 +275,8 @@ class SchedulerSide:
     def _handle(self, event: Event) -> None:
         match event:
             case Matched(request_id, attempt, lease_id, stored):
-                self._unanswered_lookups -= 1
+                self._observations.add("lookup_seconds", self._now_s() - self._asked_s.pop((request_id, attempt)))
+                self.counters["tokens_matched"] += stored.chunk_count * self._chunking.form.chunk_tokens
                 self._note_missing(request_id, stored.chunk_count)
                 self._carry_out(self._lookups.matched(self._now_s(), request_id, attempt, lease_id, stored))
             case Reserved():
@@ -312,7 +320,8 @@ class SchedulerSide:
         hashes = self._chunking.chunk_hashes(request, 0, self._chunking.form.boundary_max(request.num_tokens))
         deadline_s = self._now_s() + self._lookup_options.patience_s
         keys = self._chunking.keys(request, self._identity)
-        self._unanswered_lookups += 1
+        self._asked_s[request_id, attempt] = self._now_s()
+        self.counters["tokens_looked_up"] += len(hashes) * self._chunking.form.chunk_tokens
         self._client.match(request_id, attempt, lambda: keys.asked(hashes), deadline_s)
 
     def _load_reported(self, report: LoadReport) -> None:
