@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 
 from meshfusion.dpu.api import types as api
 from meshfusion.dpu.api.limits import MAX_ITEMS
+from meshfusion.dpu.api.tracing import NO_HEADERS, Headers, within_trace
 from meshfusion.host.kv.chunk_form import ChunkForm
 from meshfusion.host.pool_events import (
     NOTHING_STORED,
@@ -118,9 +119,24 @@ class PoolClient:
 
     # ---- commands ------------------------------------------------------------------------------------------------
 
-    def match(self, request_id: str, attempt: int, keys_of: Callable[[], Asked | None], deadline_s: float) -> None:
-        """Ask; the answer comes as :class:`Matched`. ``keys_of`` runs on the client's thread; None is a miss."""
-        self._fast.put(lambda: self._match(request_id, attempt, keys_of, deadline_s))
+    def match(
+        self,
+        request_id: str,
+        attempt: int,
+        keys_of: Callable[[], Asked | None],
+        deadline_s: float,
+        trace: Headers = NO_HEADERS,
+    ) -> None:
+        """Ask; the answer comes as :class:`Matched`. ``keys_of`` runs on the client's thread; None is a miss.
+
+        ``trace``, here and below: what the call to the service belongs to.
+        """
+
+        def ask() -> None:
+            with within_trace(trace):
+                self._match(request_id, attempt, keys_of, deadline_s)
+
+        self._fast.put(ask)
 
     def release(self, lease_ids: tuple[str, ...]) -> None:
         self._fast.put(lambda: self._release(lease_ids))
@@ -136,6 +152,7 @@ class PoolClient:
         *,
         withheld: Collection[int] = (),
         in_doubt: Collection[int] = (),
+        trace: Headers = NO_HEADERS,
     ) -> None:
         """Make written chunks visible, the answer comes as :class:`Committed`; give back the places of the others.
 
@@ -143,7 +160,12 @@ class PoolClient:
         (from 0), ``withheld`` are not to become visible; and the places of those of them that are ``in_doubt``, since a
         write may still land there, are not given back.
         """
-        self._slow.put(lambda: self._settle(granted, unit_digests, withheld, in_doubt))
+
+        def settle() -> None:
+            with within_trace(trace):
+                self._settle(granted, unit_digests, withheld, in_doubt)
+
+        self._slow.put(settle)
 
     def drop(self, key: bytes, extent: api.Extent, reason: str) -> None:
         """Have the service forget this chunk, unless it has been written anew since; comes back as :class:`Dropped`."""
@@ -237,9 +259,11 @@ class PoolClient:
         items = tuple(item for wish, keys in possible for item in reserve_items(wish, keys, self._form))
         holder_id, epoch = standing.attachment.holder_id, standing.attachment.epoch
         request = api.ReserveRequest(holder_id, epoch, items)
-        reply = self._standing.ask(
-            "reserve", holder_id, lambda: self._service.reserve(request, deadline_s=SLOW_DEADLINE_S)
-        )
+        traces = {wish.trace for wish, _ in possible}
+        with within_trace(traces.pop() if len(traces) == 1 else NO_HEADERS):  # of several, none stands for the call
+            reply = self._standing.ask(
+                "reserve", holder_id, lambda: self._service.reserve(request, deadline_s=SLOW_DEADLINE_S)
+            )
         if reply is None:
             return {}
         if not is_reserve_reply_sound(reply, items):

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from meshfusion.dpu.api import types as api
+from meshfusion.dpu.api.tracing import NO_HEADERS, Headers
 
 
 class StoredGroup(NamedTuple):
@@ -49,6 +50,7 @@ class ReserveWish(NamedTuple):
     scheduler's; None: they cannot be made.
 
     ``identity``: what ``keys_of`` builds on. A place under another identity would keep the key from its owners.
+    ``trace``: what asking for them belongs to.
     """
 
     run_id: int
@@ -57,6 +59,7 @@ class ReserveWish(NamedTuple):
     groups: tuple[int, ...]
     indexes: tuple[int, ...]
     keys_of: Callable[[], tuple[bytes, ...] | None]
+    trace: Headers = NO_HEADERS
 
     @property
     def chunk_count(self) -> int:

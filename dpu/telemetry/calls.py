@@ -16,6 +16,7 @@ import grpc
 
 from meshfusion.dpu.api.observer import Handle
 from meshfusion.dpu.api.request_ids import current_request_id, received_request_id
+from meshfusion.dpu.api.tracing import REQUEST_ID, NobodyCollects, Tracer, received_headers
 from meshfusion.dpu.telemetry.table import RPC_BUCKETS_S
 
 logger = logging.getLogger("meshfusion.access")
@@ -90,7 +91,9 @@ class CallWatch:
         slow_call_s: float,
         clock: Callable[[], float] = time.monotonic,
         unix_time_s: Callable[[], float] = time.time,
+        tracer: Tracer | None = None,
     ) -> None:
+        self._tracer = tracer or NobodyCollects()
         self._slow_call_s = slow_call_s
         self._clock = clock
         self._unix_time_s = unix_time_s
@@ -106,7 +109,12 @@ class CallWatch:
         self._times[call] = _Times()
 
         def watched(raw: bytes, context: grpc.ServicerContext) -> bytes:
-            request_id = received_request_id(context.invocation_metadata())
+            metadata = context.invocation_metadata()
+            request_id = received_request_id(metadata)
+            attributes = {REQUEST_ID: request_id, "rpc.system": "grpc", "rpc.method": call}
+            span = self._tracer.begin(
+                f"meshfusion.service/{call}", received_headers(metadata), attributes, is_server=True
+            )
             token = current_request_id.set(request_id)
             begun_s = self._clock()
             with self._mutex:
@@ -114,7 +122,9 @@ class CallWatch:
             try:
                 return handle(raw, context)
             finally:
-                self._ended(call, self._clock() - begun_s, _code_of(context), request_id)
+                code = _code_of(context)
+                self._ended(call, self._clock() - begun_s, code, request_id)
+                span.end(error="" if code == "OK" else code)
                 current_request_id.reset(token)
 
         return watched

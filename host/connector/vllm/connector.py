@@ -27,6 +27,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 from vllm.logger import init_logger
 
+from meshfusion.dpu.api.otel import open_tracer
 from meshfusion.dpu.api.types import Access
 from meshfusion.host.connector.config import OnUnsupported, WantedLayout, parse_connector_config
 from meshfusion.host.connector.off_board import show_off, unshow_off
@@ -235,6 +236,7 @@ class MeshFusionConnector(KVConnectorBase_V1, SupportsHMA):
             kv_cache_manager=self._kv_cache_manager,
             lora_dtype=str(lora_config.lora_dtype) if lora_config is not None else "",
             describe=self._kv_events.describe if self._kv_events is not None else None,
+            tracer=open_tracer(),
         )
         logger.info(
             "attached to pool %s (epoch %d) as %s", attachment.pool_uuid, attachment.epoch, attachment.holder_id

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
+from meshfusion.dpu.api.tracing import REQUEST_ID, NobodyCollects, Span, Tracer, headers_of
 from meshfusion.host.connector.announcements import Announcements, StoredChunk
 from meshfusion.host.connector.observations import Observations
 from meshfusion.host.connector.saves import SaveChunk, SaveOptions, SaveRun, Saves
@@ -49,6 +50,7 @@ class SavePipeline:
         queue_bytes: int,
         describe: Describe | None = None,
         observations: Observations | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
         self._client = client
         self._chunking = chunking
@@ -57,9 +59,10 @@ class SavePipeline:
         self._announcements = announcements
         self._describe = describe
         self._observations = observations or Observations()
+        self._tracer = tracer or NobodyCollects()
         self.saves = Saves(SaveOptions(queue_bytes, facts.block_count), facts.form)
         self._pinned: dict[int, list[Any]] = {}
-        self._planned_s: dict[int, float] = {}  # when, of each run that is pinned
+        self._planned: dict[int, _Planned] = {}  # of each run that is pinned
         self._granted: dict[int, GrantedRun] = {}
         self._reports = RankReports[int, RunWritten](facts.form.rank_count)
         self._orders: list[SaveOrder] = []
@@ -101,7 +104,9 @@ class SavePipeline:
         run = self.saves.take(request.request_id, considered, chunks)
         if run is None:
             return []
-        self._planned_s[run.run_id] = now_s
+        headers = headers_of(getattr(request, "trace_headers", None))
+        span = self._tracer.begin("meshfusion.save", headers, {REQUEST_ID: request.request_id})
+        self._planned[run.run_id] = _Planned(now_s, span)
         self._pin(run, [block for chunk in run.chunks for block in blocks[chunk.group, chunk.number]])
         return [self._wish(run, request, identity)]
 
@@ -172,6 +177,7 @@ class SavePipeline:
         What is in doubt keeps its place, and is written once more elsewhere by the next incarnation (rule 3).
         """
         run_id = reports[0].run_id
+        trace = self._planned[run_id].span.headers
         granted = self._granted.pop(run_id)
         unit_digests = [report.unit_digests for report in reports]
         assert all(len(column) == len(granted.indexes) for column in unit_digests), (run_id, granted.indexes)
@@ -184,7 +190,7 @@ class SavePipeline:
             reason = next((report.reason for report in reports if report.reason), "")
             logger.warning("%d chunk(s) were not saved: %s", len(withheld), reason)
         if not withheld:
-            self._observations.add("save_seconds", now_s - self._planned_s[run_id])
+            self._observations.add("save_seconds", now_s - self._planned[run_id].at_s)
         self._count_saved(self.saves.run(run_id), granted, reports, withheld)
         self.counters["saves_in_doubt"] += len(in_doubt)
         ended = self.saves.written(run_id, [granted.indexes[i] for i in withheld])
@@ -194,7 +200,7 @@ class SavePipeline:
             self._repeated.discard(run_id)
             self._unpin(ended)
         self._announce_soon(now_s, ended, granted, withheld)
-        self._client.settle(granted, unit_digests, withheld=withheld, in_doubt=in_doubt)
+        self._client.settle(granted, unit_digests, withheld=withheld, in_doubt=in_doubt, trace=trace)
         if in_doubt:
             logger.warning("writes of %s are in doubt: going on as another, so that it is fenced", granted.holder_id)
             self._client.attach_anew(granted.holder_id)
@@ -250,7 +256,7 @@ class SavePipeline:
         for number, chunk in enumerate(run.chunks):
             (kept if number in numbers else released).extend(next(blocks) for _ in chunk.block_ids)
         self._pinned[repeat.run_id] = kept
-        self._planned_s[repeat.run_id] = self._planned_s.pop(run.run_id)
+        self._planned[repeat.run_id] = self._planned.pop(run.run_id)
         self._repeated.add(repeat.run_id)
         keys_of = partial(tuple, [granted.keys[i] for i in again])
         wish = ReserveWish(repeat.run_id, repeat.request_id, granted.identity, *_columns(repeat), keys_of=keys_of)
@@ -262,13 +268,26 @@ class SavePipeline:
         groups, indexes = _columns(run)
         hashes = [chunk.chunk_hash for chunk in run.chunks]
         return ReserveWish(
-            run.run_id, run.request_id, identity, groups, indexes, lambda: keys.of(groups, indexes, hashes)
+            run.run_id,
+            run.request_id,
+            identity,
+            groups,
+            indexes,
+            lambda: keys.of(groups, indexes, hashes),
+            self._planned[run.run_id].span.headers,
         )
 
     def _unpin(self, run: SaveRun) -> None:
         """Give the blocks back, the last of a prompt first: its first ones are worth keeping longest."""
-        del self._planned_s[run.run_id]
+        self._planned.pop(run.run_id).span.end({"meshfusion.chunks": run.chunk_count})
         self._manager.block_pool.free_blocks(reversed(self._pinned.pop(run.run_id)))
+
+
+class _Planned(NamedTuple):
+    """A run since its blocks are pinned."""
+
+    at_s: float
+    span: Span
 
 
 class _Repeat(NamedTuple):

@@ -18,6 +18,7 @@ from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
 from vllm.v1.outputs import KVConnectorOutput
 
 from meshfusion.dpu.api import types as api
+from meshfusion.dpu.api.tracing import Tracer
 from meshfusion.host.connector.config import parse_connector_config
 from meshfusion.host.connector.vllm.kv_events import KvEvents
 from meshfusion.host.connector.vllm.messages import WorkerFacts
@@ -56,7 +57,7 @@ class MiniEngine:
     """``step`` is one scheduling pass and one forward pass. ``kv``: the memory of each KV group, all in one piece;
     ``rules``: by which they resume. ``memory``: as what it is used, unless the host's. ``more_ranks``: the same of
     further workers; ``ranks_per_shard``: which of them hold the same (:class:`ChunkForm`). ``draw``: for audits.
-    ``announces``: does the user want KV events?"""
+    ``announces``: does the user want KV events? ``tracer``: None when nobody collects spans."""
 
     def __init__(
         self,
@@ -73,6 +74,7 @@ class MiniEngine:
         ranks_per_shard: tuple[int, ...] = (),
         draw: Callable[[], float] = random.random,
         announces: bool = False,
+        tracer: Tracer | None = None,
         **config: Any,
     ) -> None:
         self.kvs = (kv,) if isinstance(kv, KvMemory) else tuple(kv)
@@ -111,6 +113,7 @@ class MiniEngine:
             facts,
             kv_cache_manager=self.manager,
             describe=self.kv_events.describe if announces else None,
+            tracer=tracer,
             draw=draw,
         )
         self.workers = [self._worker(rank, kernels, used if rank == 0 else None) for rank in range(len(self.ranks))]

@@ -21,6 +21,7 @@ class Request:
     cache_salt: str | None = None
     prompt_embeds: Any = None
     session_id: str | None = None
+    trace_headers: dict[str, str] | None = None
     stage: str = "waiting"  # waiting, loading, loaded, running, done
     loaded_tokens: int = 0  # of the last load, as far as it went well
     recomputed_tokens: int = 0
