@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from meshfusion.dpu.api.tracing import NO_HEADERS, REQUEST_ID, Headers, NobodyCollects, Span, Tracer
 from meshfusion.host.connector.estimate import EstimateOptions, LoadEstimate
 from meshfusion.host.connector.load_parts import LoadPart
 from meshfusion.host.connector.lookups import StartLoad
@@ -33,12 +34,20 @@ class LoadEnd(NamedTuple):
 
 
 class LoadPipeline:
-    """Lives in the scheduler. ``observations``: where the time of each load goes."""
+    """Lives in the scheduler. ``observations``: where the time of each load goes; ``tracer``: who collects its span."""
 
-    def __init__(self, client: PoolClient, form: ChunkForm, observations: Observations | None = None) -> None:
+    def __init__(
+        self,
+        client: PoolClient,
+        form: ChunkForm,
+        observations: Observations | None = None,
+        tracer: Tracer | None = None,
+    ) -> None:
         self._client = client
         self._form = form
         self._observations = observations or Observations()
+        self._tracer = tracer or NobodyCollects()
+        self._spans: dict[str, Span] = {}
         self._loads: dict[str, StartLoad] = {}
         self._reports = RankReports[str, LoadReport](form.rank_count)
         self._orders: list[LoadOrder] = []
@@ -51,8 +60,10 @@ class LoadPipeline:
         """Requests whose load has not been reported."""
         return frozenset(self._loads)
 
-    def start(self, load: StartLoad) -> None:
+    def start(self, load: StartLoad, trace: Headers = NO_HEADERS) -> None:
+        """``trace``: what it belongs to."""
         self._loads[load.request_id] = load
+        self._spans[load.request_id] = self._tracer.begin("meshfusion.load", trace, {REQUEST_ID: load.request_id})
         self._orders.append(
             LoadOrder(
                 load.request_id,
@@ -90,8 +101,11 @@ class LoadPipeline:
             return LoadEnd(None)
         return LoadEnd(min((place.number for place in failed), default=0))
 
-    def end(self, request_id: str) -> None:
-        self._loads.pop(request_id, None)
+    def end(self, request_id: str, *, failed: bool = False) -> None:
+        load = self._loads.pop(request_id, None)
+        if load is not None:
+            attributes = {"meshfusion.tokens": len(load.tokens), "meshfusion.bytes": load.load_bytes}
+            self._spans.pop(request_id).end(attributes, error="some of it did not come" if failed else "")
         self._reports.forget(request_id)
 
     def _count(self, load: StartLoad, failures: Sequence[UnitFailure], seconds: float) -> None:

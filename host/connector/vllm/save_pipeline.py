@@ -8,13 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from meshfusion.dpu.api.tracing import REQUEST_ID, NobodyCollects, Span, Tracer, headers_of
+from meshfusion.dpu.api.tracing import REQUEST_ID, NobodyCollects, Span, Tracer
 from meshfusion.host.connector.announcements import Announcements, StoredChunk
 from meshfusion.host.connector.observations import Observations
 from meshfusion.host.connector.saves import SaveChunk, SaveOptions, SaveRun, Saves
 from meshfusion.host.connector.vllm.chunking import Chunking
 from meshfusion.host.connector.vllm.messages import RunWritten, SaveOrder, WorkerFacts
 from meshfusion.host.connector.vllm.rank_reports import RankReports
+from meshfusion.host.connector.vllm.request_trace import trace_of
 from meshfusion.host.kv.resume import GroupPlan
 from meshfusion.host.pool_client import PoolClient
 from meshfusion.host.pool_events import ALONE, GrantedRun, RankDigests, Reserved, ReserveWish
@@ -104,8 +105,7 @@ class SavePipeline:
         run = self.saves.take(request.request_id, considered, chunks)
         if run is None:
             return []
-        headers = headers_of(getattr(request, "trace_headers", None))
-        span = self._tracer.begin("meshfusion.save", headers, {REQUEST_ID: request.request_id})
+        span = self._tracer.begin("meshfusion.save", trace_of(request), {REQUEST_ID: request.request_id})
         self._planned[run.run_id] = _Planned(now_s, span)
         self._pin(run, [block for chunk in run.chunks for block in blocks[chunk.group, chunk.number]])
         return [self._wish(run, request, identity)]
@@ -156,7 +156,7 @@ class SavePipeline:
     def refused(self, run_id: int) -> None:
         """The service could not be asked."""
         self._repeated.discard(run_id)
-        self._unpin(self.saves.refused(run_id))
+        self._unpin(self.saves.refused(run_id), error="the service could not be asked")
 
     def take_orders(self) -> tuple[SaveOrder, ...]:
         """What the worker is to write now."""
@@ -198,7 +198,7 @@ class SavePipeline:
             self._repeat(now_s, ended, granted, in_doubt)
         else:
             self._repeated.discard(run_id)
-            self._unpin(ended)
+            self._unpin(ended, error="some of it was not written" if withheld else "")
         self._announce_soon(now_s, ended, granted, withheld)
         self._client.settle(granted, unit_digests, withheld=withheld, in_doubt=in_doubt, trace=trace)
         if in_doubt:
@@ -277,9 +277,9 @@ class SavePipeline:
             self._planned[run.run_id].span.headers,
         )
 
-    def _unpin(self, run: SaveRun) -> None:
+    def _unpin(self, run: SaveRun, *, error: str = "") -> None:
         """Give the blocks back, the last of a prompt first: its first ones are worth keeping longest."""
-        self._planned.pop(run.run_id).span.end({"meshfusion.chunks": run.chunk_count})
+        self._planned.pop(run.run_id).span.end({"meshfusion.chunks": run.chunk_count}, error=error)
         self._manager.block_pool.free_blocks(reversed(self._pinned.pop(run.run_id)))
 
 

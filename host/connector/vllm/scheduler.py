@@ -13,9 +13,9 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
-from meshfusion.dpu.api.tracing import REQUEST_ID, UNTRACED, Headers, NobodyCollects, Span, Tracer, headers_of
+from meshfusion.dpu.api.tracing import NobodyCollects, Tracer
 from meshfusion.host.connector.announcements import Announcement, Announcements
 from meshfusion.host.connector.audits import AuditOptions
 from meshfusion.host.connector.config import ConnectorConfig
@@ -33,7 +33,9 @@ from meshfusion.host.connector.path_gate import Gate, PathGate
 from meshfusion.host.connector.vllm.audit_pipeline import AuditPipeline
 from meshfusion.host.connector.vllm.chunking import Chunking
 from meshfusion.host.connector.vllm.load_pipeline import LoadPipeline
+from meshfusion.host.connector.vllm.lookup_calls import LookupCalls
 from meshfusion.host.connector.vllm.messages import LoadReport, StepOrders, StepReport, WorkerFacts
+from meshfusion.host.connector.vllm.request_trace import trace_of
 from meshfusion.host.connector.vllm.save_pipeline import Describe, SavePipeline
 from meshfusion.host.pool_client import PoolClient
 from meshfusion.host.pool_events import (
@@ -81,11 +83,14 @@ class SchedulerSide:
         self._config = config
         self._identity = facts.identity
         self._chunking = Chunking(facts.form, hash_tokens=facts.hash_block_tokens, lora_dtype=lora_dtype)
-        self._lookup_options = LookupOptions(deadline_s=config.lookup_deadline_ms / 1000)
-        self._lookups = Lookups(self._lookup_options, facts.form)
-        self._announcements = Announcements(facts.identity)
+        options = LookupOptions(deadline_s=config.lookup_deadline_ms / 1000)
+        self._lookups = Lookups(options, facts.form)
         self._observations = Observations()
-        self._tracer = tracer or NobodyCollects()
+        tracer = tracer or NobodyCollects()
+        self._lookup_calls = LookupCalls(
+            client, self._chunking, self._observations, tracer, patience_s=options.patience_s
+        )
+        self._announcements = Announcements(facts.identity)
         self._pipeline = SavePipeline(
             client,
             facts,
@@ -95,10 +100,10 @@ class SchedulerSide:
             queue_bytes=config.save_queue,
             describe=describe,
             observations=self._observations,
-            tracer=self._tracer,
+            tracer=tracer,
         )
         self._saves = self._pipeline.saves
-        self._loads = LoadPipeline(client, facts.form, self._observations)
+        self._loads = LoadPipeline(client, facts.form, self._observations, tracer)
         self._audit_pipeline = AuditPipeline(
             client,
             facts.form,
@@ -114,8 +119,6 @@ class SchedulerSide:
         self._gate = PathGate(facts.form.rank_count)
         self._requests: dict[str, Any] = {}
         self._never_save: set[str] = set()  # requests that began before a reset: their KV may mix old and new
-        self._asked: dict[tuple[str, int], _Begun] = {}  # lookups that are not answered
-        self._load_spans: dict[str, Span] = {}
         self._step_started_s: float | None = None
         self._step_tokens = 0
         self.counters: Counter[str] = Counter()
@@ -214,7 +217,7 @@ class SchedulerSide:
         something is to be announced: without a step nobody would hear of it."""
         is_path_unknown = self._gate.needs_steps(self._now_s())
         is_comparing = self._audits.is_comparing
-        is_under_way = self._saves.pending_count > 0 or bool(self._asked)
+        is_under_way = self._saves.pending_count > 0 or self._lookup_calls.unanswered_count > 0
         return is_under_way or is_path_unknown or is_comparing or self._announcements.pending_count > 0
 
     def take_announcements(self) -> list[Announcement]:
@@ -244,6 +247,7 @@ class SchedulerSide:
             **{_SAVE_NAMES.get(name, name): value for name, value in saves.items()},
             **self._pipeline.counters,
             **self._loads.counters,
+            **self._lookup_calls.counters,
             **self._audits.counters,
             **self._announcements.counters,
             **self.counters,
@@ -266,7 +270,7 @@ class SchedulerSide:
             "pinned_saves": self._pipeline.pinned_count,
             "pending_saves": self._saves.pending_count,
             "loads_under_way": len(self._loads.under_way),
-            "unanswered_lookups": len(self._asked),
+            "unanswered_lookups": self._lookup_calls.unanswered_count,
             "audits": self._audits.count,
             "unannounced": self._announcements.pending_count,
         }
@@ -280,10 +284,7 @@ class SchedulerSide:
     def _handle(self, event: Event) -> None:
         match event:
             case Matched(request_id, attempt, lease_id, stored):
-                asked = self._asked.pop((request_id, attempt))
-                asked.span.end({"meshfusion.chunks": stored.chunk_count})
-                self._observations.add("lookup_seconds", self._now_s() - asked.at_s)
-                self.counters["tokens_matched"] += stored.chunk_count * self._chunking.form.chunk_tokens
+                self._lookup_calls.answered(self._now_s(), event)
                 self._note_missing(request_id, stored.chunk_count)
                 self._carry_out(self._lookups.matched(self._now_s(), request_id, attempt, lease_id, stored))
             case Reserved():
@@ -314,26 +315,13 @@ class SchedulerSide:
         for effect in effects:
             match effect:
                 case StartMatch(request_id, attempt):
-                    self._start_match(request_id, attempt)
+                    self._lookup_calls.start(self._now_s(), self._requests[request_id], attempt, self._identity)
                 case ReleaseLease(lease_id):
                     self._client.release((lease_id,))
                 case StartLoad(request_id):
-                    self._load_spans[request_id] = self._tracer.begin(
-                        "meshfusion.load", _trace_of(self._requests.get(request_id)), {REQUEST_ID: request_id}
-                    )
-                    self._loads.start(effect)
+                    self._loads.start(effect, trace_of(self._requests.get(request_id)))
                 case StartAudit(request_id, local_tokens, stored):
                     self._audits.admitted(request_id, local_tokens, stored)
-
-    def _start_match(self, request_id: str, attempt: int) -> None:
-        request = self._requests[request_id]
-        hashes = self._chunking.chunk_hashes(request, 0, self._chunking.form.boundary_max(request.num_tokens))
-        deadline_s = self._now_s() + self._lookup_options.patience_s
-        keys = self._chunking.keys(request, self._identity)
-        span = self._tracer.begin("meshfusion.lookup", _trace_of(request), {REQUEST_ID: request_id})
-        self._asked[request_id, attempt] = _Begun(self._now_s(), span)
-        self.counters["tokens_looked_up"] += len(hashes) * self._chunking.form.chunk_tokens
-        self._client.match(request_id, attempt, lambda: keys.asked(hashes), deadline_s, span.headers)
 
     def _load_reported(self, report: LoadReport) -> None:
         end = self._loads.reported(report)
@@ -347,8 +335,7 @@ class SchedulerSide:
         self._end_load(report.request_id, failed=first_failed is not None)
 
     def _end_load(self, request_id: str, *, failed: bool) -> None:
-        self._loads.end(request_id)
-        self._load_spans.pop(request_id, UNTRACED).end(error="some of it did not come" if failed else "")
+        self._loads.end(request_id, failed=failed)
         self._carry_out(self._lookups.load_finished(request_id, failed=failed))
 
     def _is_load_worth(self, tokens: int, load_bytes: int) -> bool:
@@ -362,16 +349,6 @@ class SchedulerSide:
         if self._step_started_s is not None:
             self._loads.estimate.observe_prefill(self._step_tokens, now_s - self._step_started_s)
         self._step_started_s, self._step_tokens = now_s, scheduler_output.total_num_scheduled_tokens
-
-
-class _Begun(NamedTuple):
-    at_s: float
-    span: Span
-
-
-def _trace_of(request: Any) -> Headers:
-    """vLLM's requests have headers where it is told to trace; None: one that is gone."""
-    return headers_of(getattr(request, "trace_headers", None))
 
 
 def snapshots_of(scheduler_output: Any) -> dict[str, dict[tuple[int, int], int]]:
