@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import http.server
+import os
+import socket
 import subprocess
 import sys
+import threading
 import time
-from typing import Any
+import zlib
+from typing import Any, ClassVar
 
 import pytest
 
@@ -120,3 +125,62 @@ def test_an_untraced_request_costs_next_to_nothing() -> None:
         tracer.begin("meshfusion.lookup", headers_of(None)).end()
     seconds_each = (time.perf_counter() - began_s) / repeats
     assert seconds_each < 20e-6  # measured: about 1e-6; a slow or busy machine is allowed for
+
+
+class Collector(http.server.BaseHTTPRequestHandler):
+    """Takes what an exporter posts."""
+
+    bodies: ClassVar[list[tuple[str, bytes]]] = []
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.bodies.append((self.path, zlib.decompress(body, 31) if "gzip" in self.headers.values() else body))
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+SPAN_OF_A_SERVICE = f"""
+import os
+from meshfusion.dpu.api.otel import open_tracer, provide_from_environment
+tracer = open_tracer()
+assert provide_from_environment(os.environ, service_name="meshfusion")
+tracer.begin("meshfusion.service/Match", (("traceparent", "{PARENT}"),), {{"some": "attribute"}}, is_server=True).end()
+"""
+
+
+def run_service(port: int) -> tuple[float, str]:
+    """How long its process took, and what it said."""
+    environment = {
+        **os.environ,
+        "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{port}",
+        "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
+    }
+    began_s = time.monotonic()
+    command = [sys.executable, "-c", SPAN_OF_A_SERVICE]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return time.monotonic() - began_s, done.stderr
+
+
+def test_spans_reach_the_collector_that_the_environment_names() -> None:
+    Collector.bodies.clear()
+    with http.server.HTTPServer(("127.0.0.1", 0), Collector) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        run_service(server.server_port)
+        server.shutdown()
+        thread.join(5.0)
+    ((path, body),) = Collector.bodies
+    assert path == "/v1/traces"
+    for text in (b"meshfusion.service/Match", b"service.name", b"meshfusion", b"some", bytes.fromhex(PARENT[3:35])):
+        assert text in body
+
+
+def test_a_collector_that_is_away_does_not_keep_a_service_from_ending() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and listens to nobody
+        seconds, _ = run_service(taken.getsockname()[1])
+    assert seconds < 30.0
