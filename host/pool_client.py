@@ -16,11 +16,13 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 
 from meshfusion.dpu.api import types as api
 from meshfusion.dpu.api.limits import MAX_ITEMS
+from meshfusion.dpu.api.tracing import NO_HEADERS, Headers, within_trace
 from meshfusion.host.kv.chunk_form import ChunkForm
 from meshfusion.host.pool_events import (
     NOTHING_STORED,
     AttachmentLost,
     Committed,
+    Dropped,
     Event,
     GrantedRun,
     LeasesLost,
@@ -117,9 +119,24 @@ class PoolClient:
 
     # ---- commands ------------------------------------------------------------------------------------------------
 
-    def match(self, request_id: str, attempt: int, keys_of: Callable[[], Asked | None], deadline_s: float) -> None:
-        """Ask; the answer comes as :class:`Matched`. ``keys_of`` runs on the client's thread; None is a miss."""
-        self._fast.put(lambda: self._match(request_id, attempt, keys_of, deadline_s))
+    def match(
+        self,
+        request_id: str,
+        attempt: int,
+        keys_of: Callable[[], Asked | None],
+        deadline_s: float,
+        trace: Headers = NO_HEADERS,
+    ) -> None:
+        """Ask; the answer comes as :class:`Matched`. ``keys_of`` runs on the client's thread; None is a miss.
+
+        ``trace``, here and below: what the call to the service belongs to.
+        """
+
+        def ask() -> None:
+            with within_trace(trace):
+                self._match(request_id, attempt, keys_of, deadline_s)
+
+        self._fast.put(ask)
 
     def release(self, lease_ids: tuple[str, ...]) -> None:
         self._fast.put(lambda: self._release(lease_ids))
@@ -135,6 +152,7 @@ class PoolClient:
         *,
         withheld: Collection[int] = (),
         in_doubt: Collection[int] = (),
+        trace: Headers = NO_HEADERS,
     ) -> None:
         """Make written chunks visible, the answer comes as :class:`Committed`; give back the places of the others.
 
@@ -142,9 +160,16 @@ class PoolClient:
         (from 0), ``withheld`` are not to become visible; and the places of those of them that are ``in_doubt``, since a
         write may still land there, are not given back.
         """
-        self._slow.put(lambda: self._settle(granted, unit_digests, withheld, in_doubt))
+
+        def settle() -> None:
+            with within_trace(trace):
+                self._settle(granted, unit_digests, withheld, in_doubt)
+
+        self._slow.put(settle)
 
     def drop(self, key: bytes, extent: api.Extent, reason: str) -> None:
+        """Have the service forget this chunk, unless it has been written anew since; comes back as :class:`Dropped`."""
+        self._events.put(Dropped(key))
         self._slow.put(lambda: self._drop(key, extent, reason))
 
     def set_leases(self, lease_ids: tuple[str, ...]) -> None:
@@ -234,9 +259,11 @@ class PoolClient:
         items = tuple(item for wish, keys in possible for item in reserve_items(wish, keys, self._form))
         holder_id, epoch = standing.attachment.holder_id, standing.attachment.epoch
         request = api.ReserveRequest(holder_id, epoch, items)
-        reply = self._standing.ask(
-            "reserve", holder_id, lambda: self._service.reserve(request, deadline_s=SLOW_DEADLINE_S)
-        )
+        traces = {wish.trace for wish, _ in possible}
+        with within_trace(traces.pop() if len(traces) == 1 else NO_HEADERS):  # of several, none stands for the call
+            reply = self._standing.ask(
+                "reserve", holder_id, lambda: self._service.reserve(request, deadline_s=SLOW_DEADLINE_S)
+            )
         if reply is None:
             return {}
         if not is_reserve_reply_sound(reply, items):
@@ -263,10 +290,10 @@ class PoolClient:
         in_doubt: Collection[int],
     ) -> None:
         assert set(in_doubt) <= set(withheld), "visible and in doubt"
+        shown = [i for i in range(len(granted.grant_ids)) if i not in withheld]
         items = tuple(
-            api.CommitItem(grant_id, _shard_digests([rank[i] for rank in unit_digests]), bundle)
-            for i, (grant_id, bundle) in enumerate(zip(granted.grant_ids, granted.bundles, strict=True))
-            if i not in withheld
+            api.CommitItem(granted.grant_ids[i], _shard_digests([rank[i] for rank in unit_digests]), granted.bundles[i])
+            for i in shown
         )
         unwritten = tuple(granted.grant_ids[i] for i in withheld if i not in in_doubt)
         doubtful = tuple(granted.grant_ids[i] for i in in_doubt)
@@ -278,8 +305,7 @@ class PoolClient:
             reply = self._standing.ask(
                 "commit", holder_id, lambda: self._service.commit(request, deadline_s=SLOW_DEADLINE_S)
             )
-            committed = sum(reply.committed) if reply is not None else 0
-            self._events.put(Committed(committed, len(items) - committed))
+            self._events.put(_committed(reply, [granted.keys[i] for i in shown]))
 
     def _abort(self, request: api.AbortRequest) -> None:
         self._standing.ask("abort", request.holder_id, lambda: self._service.abort(request, deadline_s=SLOW_DEADLINE_S))
@@ -291,6 +317,15 @@ class PoolClient:
             self._standing.ask(
                 "drop", attachment.holder_id, lambda: self._service.drop(request, deadline_s=SLOW_DEADLINE_S)
             )
+
+
+def _committed(reply: api.CommitReply | None, keys: Sequence[bytes]) -> Committed:
+    """Of ``keys``, those that the reply says are visible; with none, or one to another question, that is not known."""
+    told = reply.committed if reply is not None else ()
+    if len(told) != len(keys):
+        return Committed((), tuple(keys))
+    answers = list(zip(keys, told, strict=True))
+    return Committed(tuple(key for key, yes in answers if yes), tuple(key for key, yes in answers if not yes))
 
 
 def _shard_digests(by_rank: Sequence[tuple[bytes, ...] | None]) -> tuple[tuple[bytes, ...], ...]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from meshfusion.dpu.api import types as api
+from meshfusion.dpu.api.tracing import NO_HEADERS, Headers
 
 
 class StoredGroup(NamedTuple):
@@ -49,6 +50,7 @@ class ReserveWish(NamedTuple):
     scheduler's; None: they cannot be made.
 
     ``identity``: what ``keys_of`` builds on. A place under another identity would keep the key from its owners.
+    ``trace``: what asking for them belongs to.
     """
 
     run_id: int
@@ -57,6 +59,7 @@ class ReserveWish(NamedTuple):
     groups: tuple[int, ...]
     indexes: tuple[int, ...]
     keys_of: Callable[[], tuple[bytes, ...] | None]
+    trace: Headers = NO_HEADERS
 
     @property
     def chunk_count(self) -> int:
@@ -111,8 +114,17 @@ class ReserveFailed(NamedTuple):
 
 
 class Committed(NamedTuple):
-    committed_count: int
-    refused_count: int
+    """Answer to :meth:`PoolClient.settle`, for the chunks that were to become visible: those that are, by their keys,
+    and those of which that is not known."""
+
+    visible_keys: tuple[bytes, ...]
+    refused_keys: tuple[bytes, ...]
+
+
+class Dropped(NamedTuple):
+    """The service is being told to forget this chunk: what it holds failed its proof."""
+
+    key: bytes
 
 
 class LeasesLost(NamedTuple):
@@ -130,4 +142,4 @@ class AttachmentLost:
     """The service is away, or knows us no more: leases are void. Stays inside the client: lookups are then misses."""
 
 
-Event = Matched | Reserved | ReserveFailed | Committed | LeasesLost | Attached
+Event = Matched | Reserved | ReserveFailed | Committed | Dropped | LeasesLost | Attached

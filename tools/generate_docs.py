@@ -21,12 +21,13 @@ from meshfusion.dpu.telemetry.event_kinds import kinds_document
 from meshfusion.dpu.telemetry.table import metrics_document
 from meshfusion.host.connector.config import Audit, ConnectorConfig, EmbeddedPool
 from meshfusion.host.connector.config_security import ServiceTls
-from meshfusion.host.connector.metrics import GAUGES, METRIC_PREFIX, METRICS
+from meshfusion.host.connector.metrics import GAUGES, HISTOGRAMS, LATENCY_BUCKETS_S, METRIC_PREFIX, METRICS
 from meshfusion.host.kv.versions import SUPPORTED_MINORS
 from meshfusion.jbof import digest, envelope, epoch_record, format, label, recovery, segment_format
 from meshfusion.jbof.drives import owner_record
 from meshfusion.jbof.media import deallocation
 from meshfusion.tools import monitoring
+from meshfusion.tools.docs_kv_events import KV_EVENTS
 from meshfusion.tools.docs_security import security_document
 from meshfusion.tools.docs_verify import VERIFY_REPORT
 from meshfusion.tools.mfctl.main import EXIT_CODES_HELP, mfctl
@@ -226,10 +227,13 @@ def _connector_document() -> str:
     keys += CONNECTOR_AUDIT
     metrics = "".join(f"| `{METRIC_PREFIX}{name}_total` | {text} |\n" for name, text in METRICS.items())
     metrics += "".join(f"| `{METRIC_PREFIX}{name}` (gauge) | {text} |\n" for name, text in GAUGES.items())
+    buckets = ", ".join(f"{bound:g}" for bound in LATENCY_BUCKETS_S)
+    metrics += "".join(f"| `{METRIC_PREFIX}{name}` (histogram) | {text} |\n" for name, text in HISTOGRAMS.items())
+    metrics += f"\nBuckets of the histograms, in seconds: {buckets}.\n"
     return (
         f"{header}\n## Keys\n\n| key | default | meaning |\n|---|---|---|\n{keys}"
         "\n## Metrics\n\nOn the engine's own Prometheus endpoint, with its labels; vLLM's log line shows the same "
-        f"counts.\n\n| metric | counts |\n|---|---|\n{metrics}{CONNECTOR_RANKS}"
+        f"counts.\n\n| metric | counts |\n|---|---|\n{metrics}{KV_EVENTS}{CONNECTOR_RANKS}"
     )
 
 

@@ -17,6 +17,7 @@ from meshfusion.dpu.api.error_codec import decode_error
 from meshfusion.dpu.api.limits import MAX_MESSAGE_BYTES, malformed
 from meshfusion.dpu.api.request_ids import METADATA_KEY, request_id_of
 from meshfusion.dpu.api.security.client_security import ClientCredentials, ClientSecurity
+from meshfusion.dpu.api.tracing import current_trace
 from meshfusion.dpu.api.v1 import chunk_pb2 as pb
 from meshfusion.jbof.errors import ConfigError, ServiceUnavailableError
 
@@ -174,8 +175,8 @@ class GrpcCaller:
 
 
 def _with_id(metadata: Metadata | None, request: object) -> Metadata:
-    """What goes with every call of a connection, and what this one is called in logs."""
-    return (*(metadata or ()), (METADATA_KEY, request_id_of(request)))
+    """What goes with every call of a connection, what this one is called in logs, and which trace it belongs to."""
+    return (*(metadata or ()), (METADATA_KEY, request_id_of(request)), *current_trace.get())
 
 
 def _stubs(channel: grpc.Channel, name: str) -> dict[str, Callable[..., Any]]:

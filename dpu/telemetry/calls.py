@@ -18,6 +18,7 @@ from google.protobuf.message import Message
 from meshfusion.dpu.api.observer import Handle
 from meshfusion.dpu.api.request_ids import current_request_id, printable_id, received_request_id
 from meshfusion.dpu.api.trace_types import Trace, TracedCall
+from meshfusion.dpu.api.tracing import REQUEST_ID, NobodyCollects, Tracer, received_headers
 from meshfusion.dpu.line_limit import LineLimit
 from meshfusion.dpu.telemetry.call_parts import CallPart, CallParts
 from meshfusion.dpu.telemetry.table import RPC_BUCKETS_S
@@ -85,7 +86,9 @@ class CallWatch:
         slow_call_s: float,
         clock: Callable[[], float] = time.monotonic,
         unix_time_s: Callable[[], float] = time.time,
+        tracer: Tracer | None = None,
     ) -> None:
+        self._tracer = tracer or NobodyCollects()
         self._slow_call_s = slow_call_s
         self._clock = clock
         self._unix_time_s = unix_time_s
@@ -105,7 +108,12 @@ class CallWatch:
         self._times[call] = _Times()
 
         def watched(raw: bytes, context: grpc.ServicerContext) -> bytes:
-            request_id = received_request_id(context.invocation_metadata())
+            metadata = context.invocation_metadata()
+            request_id = received_request_id(metadata)
+            attributes = {REQUEST_ID: request_id, "rpc.system": "grpc", "rpc.method": call}
+            span = self._tracer.begin(
+                f"meshfusion.service/{call}", received_headers(metadata), attributes, is_server=True
+            )
             token = current_request_id.set(request_id)
             begun_s = self._clock()
             self._here.parts = ()
@@ -114,7 +122,9 @@ class CallWatch:
             try:
                 return handle(raw, context)
             finally:
-                self._ended(call, self._clock() - begun_s, _code_of(context), request_id)
+                code = _code_of(context)
+                self._ended(call, self._clock() - begun_s, code, request_id)
+                span.end(error="" if code == "OK" else code)
                 current_request_id.reset(token)
 
         return watched

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from meshfusion.dpu.api.address import parse_address
 from meshfusion.dpu.api.drive_types import DriveAdmin
+from meshfusion.dpu.api.otel import open_tracer
 from meshfusion.dpu.api.types import ChunkService
 from meshfusion.dpu.config_telemetry import TelemetryConfig
 from meshfusion.dpu.segment_map import SegmentView
@@ -48,7 +49,7 @@ class Telemetry:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.events = EventLog() if events is None else events
-        self.calls = CallWatch(slow_call_s=config.slow_call_s)
+        self.calls = CallWatch(slow_call_s=config.slow_call_s, tracer=open_tracer())
         its_version = version_of_service()
         self._watch = PoolWatch(
             service, admin, self.events, version=its_version, segments=segments, index_directory=index_directory

@@ -34,7 +34,7 @@ class StartLoad(NamedTuple):
     """Bring units into device memory: ``parts`` of all KV groups, in their order. ``load_bytes``: of each rank.
 
     ``stored``: the whole promise, to find the chunk a unit belongs to. ``refusal``: why this load must fail instead,
-    with nothing brought: the engine cannot be told no any more.
+    with nothing brought: the engine cannot be told no any more. ``tokens``: of the request, what was allotted.
     """
 
     request_id: str
@@ -42,6 +42,7 @@ class StartLoad(NamedTuple):
     load_bytes: int
     stored: StoredBoundary
     refusal: str = ""
+    tokens: range = range(0)
 
 
 class StartAudit(NamedTuple):
@@ -183,12 +184,13 @@ class Lookups:
         assert last <= self._boundary_tokens(lookup), f"{request_id}: {last} tokens allocated beyond the promise"
         lookup.phase = Phase.LOADING
         self.counters["loads_started"] += 1
+        self.counters["tokens_admitted"] += external_tokens
         parts = load_parts(self._form, lookup.stored, first, last, block_ids)
         if parts is None:
             refusal = f"{last} tokens were allotted, and only after {self._boundary_tokens(lookup)} can it resume"
             return [StartLoad(request_id, (), 0, lookup.stored, refusal)]
         part_bytes = [len(part.block_ids) * self._form.unit_bytes[part.group] for part in parts]
-        return [StartLoad(request_id, parts, sum(part_bytes), lookup.stored)]
+        return [StartLoad(request_id, parts, sum(part_bytes), lookup.stored, tokens=range(first, last))]
 
     def finished(self, request_id: str) -> list[Effect]:
         """Finished, aborted or failed; also requests that were never scheduled. A load or an audit under way keeps its
@@ -226,6 +228,7 @@ class Lookups:
         self._leases_changed = True
         lookup.is_answered = False
         self.counters["hits"] += 1
+        self.counters["tokens_leased"] += self._boundary_tokens(lookup)
         return []
 
     def leases_lost(self, lease_ids: Sequence[str]) -> None:

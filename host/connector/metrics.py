@@ -17,9 +17,22 @@ def _descriptors() -> Iterator[tuple[str, str]]:
         piece = "pieces of KV memory, each with its place on the medium"
         yield f"load_descriptors_{kind.value}", f"Descriptors ({piece}) of loads that came whole {on}"
         yield f"load_chunks_{kind.value}", f"Chunks, or parts of one, of these loads {on}, on each rank"
+        yield f"load_bytes_{kind.value}", f"Bytes of these loads {on}, of all ranks together"
         yield f"save_descriptors_{kind.value}", f"Descriptors ({piece}) of chunks written {on}"
         yield f"save_chunks_{kind.value}", f"Chunks written {on}, on each rank, whatever the service said to them"
+        yield f"save_bytes_{kind.value}", f"Bytes of these chunks {on}, of all ranks together"
 
+
+# The way of a request's tokens through the cache, in order: no stage counts more than the one before it.
+FUNNEL: dict[str, str] = {
+    "tokens_looked_up": "Funnel, 1: tokens in whole chunks that the pool was asked for, with each lookup",
+    "tokens_matched": "Funnel, 2: tokens that the pool answered it has, from the start of the request",
+    "tokens_leased": "Funnel, 3: matched tokens whose answer came in time, held for the request by a lease",
+    "tokens_admitted": "Funnel, 4: leased tokens that the engine lacked and allotted blocks for: loads started",
+    "tokens_loaded": "Funnel, 5: admitted tokens before the first block that did not come",
+    "tokens_verified": "Funnel, 6: loaded tokens before the first block whose bytes did not match their digest",
+    "tokens_used": "Funnel, 7: verified tokens from which a request can go on; 0 of a load that is of use only whole",
+}
 
 # Name -> what it counts.
 METRICS: dict[str, str] = {
@@ -52,7 +65,11 @@ METRICS: dict[str, str] = {
     "saved_bytes": "Bytes written to the pool, of all ranks together",
     "chunks_committed": "Chunks made visible to other engines",
     "commits_refused": "Chunks written but refused by the service (their grant had expired, or the service restarted)",
+    "kv_events_stored": "Chunks announced as stored, where the engine publishes KV events",
+    "kv_events_removed": "Removals announced, of blocks that are gone, may be gone, or are too many to be remembered",
+    "kv_events_dropped": "Chunks not announced because too many announcements were waiting",
     **dict(_descriptors()),
+    **FUNNEL,
     **{
         f"without_cache_{why.value}": f"1 where an engine serves without its cache: {t}"
         for why, t in WHY_OFF_TEXT.items()
@@ -68,4 +85,13 @@ METRICS: dict[str, str] = {
 GAUGES: dict[str, str] = {
     "audit_drift_max": "Largest difference of stored and computed KV so far, as a part of the largest number of a page",
     "audit_variation_max": "Likewise of two computations of the same KV: what this engine varies by itself",
+}
+
+LATENCY_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
+# Name -> what each observation is. All are in seconds, with the buckets above.
+HISTOGRAMS: dict[str, str] = {
+    "lookup_seconds": "Seconds from a lookup to its answer, also of one that came too late",
+    "load_seconds": "Seconds from the start to the end of a load, failed or not, on its slowest rank",
+    "save_seconds": "Seconds from the step that computed chunks to the end of their write on all ranks",
 }

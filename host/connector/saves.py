@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from meshfusion.dpu.api.limits import MAX_ITEMS
 from meshfusion.dpu.api.types import ReserveOutcome
+from meshfusion.host.connector.announcements import StoredChunk
 from meshfusion.host.kv.chunk_form import ChunkForm
 
 KNOWN_CHUNKS_MAX = 100_000
@@ -25,13 +26,15 @@ class SaveChunk(NamedTuple):
     """A chunk worth saving: ``number`` in its KV group, from the start of the request.
 
     ``chunk_hash``: the engine's hash of the last block that it covers (it stands for everything before it, and for the
-    name of the adapter). ``block_ids``: the device blocks that hold what is stored of it, in order.
+    name of the adapter). ``block_ids``: the device blocks that hold what is stored of it, in order. ``told``: what is
+    announced once it is visible, if anything.
     """
 
     group: int
     number: int
     chunk_hash: bytes
     block_ids: tuple[int, ...]
+    told: StoredChunk | None = None
 
     @property
     def name(self) -> bytes:

@@ -41,7 +41,10 @@ class Engine:
     def start(self, *, options: dict[str, Any]) -> float:
         """Make the engine; the seconds it took."""
         from vllm import LLM
+        from vllm.config import KVEventsConfig
 
+        if "kv_events_config" in options:
+            options["kv_events_config"] = KVEventsConfig(**options["kv_events_config"])
         began_s = time.monotonic()
         apply_engine_fixes()
         self._llm = LLM(**options)

@@ -10,6 +10,7 @@ import pytest
 from meshfusion.dpu.api import types as api
 from meshfusion.host.pool_events import NOTHING_STORED, Attached, Committed, ReserveFailed
 from meshfusion.jbof.errors import ServiceDrainingError
+from tests.host.support.chunk_records import number_key
 from tests.host.support.controlled_service import ControlledService, unavailable
 from tests.host.support.pool_client_rig import UNITS, Rig, attached, granted, keys, reserve, wish
 from tests.host.support.waiting import until
@@ -50,7 +51,7 @@ def test_what_is_open_ends_and_nothing_new_begins(
         assert rig.match(keys(2), attempt=2).stored == NOTHING_STORED
         assert reserve(rig, wish(3)) == [ReserveFailed(3)]
         rig.client.settle(place, ((UNITS,),))
-        assert rig.expect(Committed) == Committed(1, 0)
+        assert rig.expect(Committed) == Committed((number_key(2),), ())
         assert lease_id in service.leases
         rig.client.release((lease_id,))
         until(lambda: not service.leases)

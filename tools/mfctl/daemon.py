@@ -160,11 +160,13 @@ def _open_pool(config: ServiceConfig, damaged: Callable[[FormatError], None], *,
 
 
 def _telemetry(config: ServiceConfig, pool: Pool, events: EventLog) -> Telemetry:
+    from meshfusion.dpu.api.otel import provide_from_environment
     from meshfusion.dpu.pool_dir import PoolLayout
     from meshfusion.dpu.telemetry.service import Telemetry
     from meshfusion.dpu.telemetry.snapshot import Limits
     from meshfusion.dpu.telemetry.status_page import status_page
 
+    provide_from_environment(service_name="meshfusion")
     leases = config.leases
     writes_per_day = config.medium.drive_writes_per_day
     limits = Limits(leases.quarantine_max_fraction, leases.max_pinned_fraction, writes_per_day)

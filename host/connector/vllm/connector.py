@@ -11,7 +11,7 @@ import functools
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
@@ -27,11 +27,13 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 from vllm.logger import init_logger
 
+from meshfusion.dpu.api.otel import open_tracer
 from meshfusion.dpu.api.types import Access
 from meshfusion.host.connector.config import OnUnsupported, WantedLayout, parse_connector_config
 from meshfusion.host.connector.off_board import show_off, unshow_off
 from meshfusion.host.connector.off_note import WhyOff
 from meshfusion.host.connector.vllm.handshake import WorkerOff, agreed_facts
+from meshfusion.host.connector.vllm.kv_events import KvEvents, is_enabled
 from meshfusion.host.connector.vllm.layout_request import asked_layout
 from meshfusion.host.connector.vllm.messages import StepOrders, StepReport, WorkerFacts
 from meshfusion.host.connector.vllm.opening import open_service
@@ -46,6 +48,7 @@ from meshfusion.jbof.errors import MediaError, MeshFusionError, UnsupportedError
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+    from vllm.distributed.kv_events import KVCacheEvent
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
@@ -82,6 +85,7 @@ class MeshFusionConnector(KVConnectorBase_V1, SupportsHMA):
         self._worker: WorkerSide | None = None
         self._client: PoolClient | None = None
         self._facts: WorkerFacts | WorkerOff | None = None
+        self._kv_events: KvEvents | None = None
         self._step_ns = 0
         self._former_counts: dict[str, float] = {}
         self.step_times_ns: deque[int] = deque(maxlen=STEP_TIMES_KEPT)  # scheduler-side time of each step
@@ -205,6 +209,10 @@ class MeshFusionConnector(KVConnectorBase_V1, SupportsHMA):
         assert self._service is not None
         lora_config = self._vllm_config.lora_config
         self._facts = facts = by_rank[0]
+        if is_enabled(self._vllm_config):
+            assert self._kv_cache_manager is not None, "the engine binds it before the handshake"
+            spec_facts = self._kv_cache_manager.kv_cache_event_metadata
+            self._kv_events = KvEvents(hash_tokens=facts.hash_block_tokens, spec_facts=spec_facts)
         self._client = PoolClient(
             self._service,
             identity=facts.identity,
@@ -227,6 +235,8 @@ class MeshFusionConnector(KVConnectorBase_V1, SupportsHMA):
             facts,
             kv_cache_manager=self._kv_cache_manager,
             lora_dtype=str(lora_config.lora_dtype) if lora_config is not None else "",
+            describe=self._kv_events.describe if self._kv_events is not None else None,
+            tracer=open_tracer(),
         )
         logger.info(
             "attached to pool %s (epoch %d) as %s", attachment.pool_uuid, attachment.epoch, attachment.holder_id
@@ -286,6 +296,13 @@ class MeshFusionConnector(KVConnectorBase_V1, SupportsHMA):
             self._scheduler.reset()
         return True
 
+    @_timed
+    def take_events(self) -> Iterable[KVCacheEvent]:
+        """What became visible in the pool, or is known to be gone from it, for the engine's publisher."""
+        if self._scheduler is None or self._kv_events is None:
+            return ()
+        return [self._kv_events.event(announcement) for announcement in self._scheduler.take_announcements()]
+
     # ---- both ----------------------------------------------------------------------------------------------------
 
     def shutdown(self) -> None:
@@ -309,6 +326,8 @@ class MeshFusionConnector(KVConnectorBase_V1, SupportsHMA):
         else:
             return None
         added = counts_since(current, self._former_counts)
+        if self._scheduler is not None:
+            added |= self._scheduler.take_observations()
         self._former_counts = current
         return MeshFusionStats(data=added) if added else None
 

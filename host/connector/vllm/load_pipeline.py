@@ -6,9 +6,11 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from meshfusion.dpu.api.tracing import NO_HEADERS, REQUEST_ID, Headers, NobodyCollects, Span, Tracer
 from meshfusion.host.connector.estimate import EstimateOptions, LoadEstimate
 from meshfusion.host.connector.load_parts import LoadPart
 from meshfusion.host.connector.lookups import StartLoad
+from meshfusion.host.connector.observations import Observations
 from meshfusion.host.connector.read_failures import ReadFailures
 from meshfusion.host.connector.vllm.messages import LoadOrder, LoadReport
 from meshfusion.host.connector.vllm.rank_reports import RankReports
@@ -32,11 +34,20 @@ class LoadEnd(NamedTuple):
 
 
 class LoadPipeline:
-    """Lives in the scheduler."""
+    """Lives in the scheduler. ``observations``: where the time of each load goes; ``tracer``: who collects its span."""
 
-    def __init__(self, client: PoolClient, form: ChunkForm) -> None:
+    def __init__(
+        self,
+        client: PoolClient,
+        form: ChunkForm,
+        observations: Observations | None = None,
+        tracer: Tracer | None = None,
+    ) -> None:
         self._client = client
         self._form = form
+        self._observations = observations or Observations()
+        self._tracer = tracer or NobodyCollects()
+        self._spans: dict[str, Span] = {}
         self._loads: dict[str, StartLoad] = {}
         self._reports = RankReports[str, LoadReport](form.rank_count)
         self._orders: list[LoadOrder] = []
@@ -49,8 +60,10 @@ class LoadPipeline:
         """Requests whose load has not been reported."""
         return frozenset(self._loads)
 
-    def start(self, load: StartLoad) -> None:
+    def start(self, load: StartLoad, trace: Headers = NO_HEADERS) -> None:
+        """``trace``: what it belongs to."""
         self._loads[load.request_id] = load
+        self._spans[load.request_id] = self._tracer.begin("meshfusion.load", trace, {REQUEST_ID: load.request_id})
         self._orders.append(
             LoadOrder(
                 load.request_id,
@@ -78,6 +91,8 @@ class LoadPipeline:
         failures = [failure for one in reports for failure in one.failures]
         seconds = max(one.seconds for one in reports)
         self._count(load, failures, seconds)
+        self._count_tokens(load, failures)
+        self._observations.add("load_seconds", seconds)
         failed = self._failed_chunks(load, failures)
         self._note(load, failed)
         if all(one.is_whole for one in reports):
@@ -86,8 +101,11 @@ class LoadPipeline:
             return LoadEnd(None)
         return LoadEnd(min((place.number for place in failed), default=0))
 
-    def end(self, request_id: str) -> None:
-        self._loads.pop(request_id, None)
+    def end(self, request_id: str, *, failed: bool = False) -> None:
+        load = self._loads.pop(request_id, None)
+        if load is not None:
+            attributes = {"meshfusion.tokens": len(load.tokens), "meshfusion.bytes": load.load_bytes}
+            self._spans.pop(request_id).end(attributes, error="some of it did not come" if failed else "")
         self._reports.forget(request_id)
 
     def _count(self, load: StartLoad, failures: Sequence[UnitFailure], seconds: float) -> None:
@@ -99,17 +117,40 @@ class LoadPipeline:
         self.counters["loaded_blocks"] += sum(len(part.block_ids) for part in load.parts) - failed_blocks
         self.counters["failed_blocks"] += failed_blocks
 
+    def _count_tokens(self, load: StartLoad, failures: Sequence[UnitFailure]) -> None:
+        """As far as all ranks have them. What a request goes on from without the rest depends on its KV groups."""
+        loaded = self._tokens_before(load, [failure for failure in failures if not failure.is_mismatch])
+        verified = self._tokens_before(load, failures)
+        self.counters["tokens_loaded"] += loaded
+        self.counters["tokens_verified"] += verified
+        if not failures or self._form.may_load_in_part:
+            self.counters["tokens_used"] += verified
+
+    def _tokens_before(self, load: StartLoad, failures: Sequence[UnitFailure]) -> int:
+        """Tokens of the load before the first of ``failures``."""
+        end = load.tokens.stop
+        for failure in failures:
+            group, block = self._block_of(load, failure.index)
+            end = min(end, block * self._form.plans[group].block_tokens)
+        return max(0, end - load.tokens.start)
+
     def _count_descriptors(self, load: StartLoad, reports: Sequence[LoadReport]) -> None:
         for report in reports:
             if report.path:
                 self.counters[f"load_descriptors_{report.path}"] += report.descriptors
                 self.counters[f"load_chunks_{report.path}"] += sum(len(self._chunks_of(part)) for part in load.parts)
+                self.counters[f"load_bytes_{report.path}"] += load.load_bytes
 
     def _place_of(self, load: StartLoad, unit: int) -> _Place:
         """The chunk that the load's ``unit`` (from 0) belongs to."""
+        group, block = self._block_of(load, unit)
+        return _Place(group, block // self._blocks_per_chunk(group))
+
+    def _block_of(self, load: StartLoad, unit: int) -> tuple[int, int]:
+        """KV group, and which of the request's blocks of that group ``unit`` is."""
         for part in load.parts:
             if unit < len(part.block_ids):
-                return _Place(part.group, (part.first_block + unit) // self._blocks_per_chunk(part.group))
+                return part.group, part.first_block + unit
             unit -= len(part.block_ids)
         raise AssertionError(f"{load.request_id}: no unit {unit}")
 

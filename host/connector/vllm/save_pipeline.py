@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
+from meshfusion.dpu.api.tracing import REQUEST_ID, NobodyCollects, Span, Tracer
+from meshfusion.host.connector.announcements import Announcements, StoredChunk
+from meshfusion.host.connector.observations import Observations
 from meshfusion.host.connector.saves import SaveChunk, SaveOptions, SaveRun, Saves
 from meshfusion.host.connector.vllm.chunking import Chunking
 from meshfusion.host.connector.vllm.messages import RunWritten, SaveOrder, WorkerFacts
 from meshfusion.host.connector.vllm.rank_reports import RankReports
+from meshfusion.host.connector.vllm.request_trace import trace_of
 from meshfusion.host.kv.resume import GroupPlan
 from meshfusion.host.pool_client import PoolClient
 from meshfusion.host.pool_events import ALONE, GrantedRun, RankDigests, Reserved, ReserveWish
@@ -27,20 +31,39 @@ PAUSE_MAX_S: Final = 60.0
 Snapshots = Mapping[tuple[int, int], int]
 """States that the engine keeps of a request: KV group and boundary in tokens -> device block."""
 
+Describe = Callable[[Any, GroupPlan, int], StoredChunk]
+"""Of a request and a KV group: what is to be announced of one of its chunks."""
+
 
 class SavePipeline:
     """Lives in the scheduler. Blocks stay pinned (referenced in the engine's block pool) until the fate of the run's
-    last write is known, so that the engine cannot give them to another request meanwhile."""
+    last write is known, so that the engine cannot give them to another request meanwhile. ``describe``: None when
+    nothing is to be announced."""
 
     def __init__(
-        self, client: PoolClient, facts: WorkerFacts, chunking: Chunking, kv_cache_manager: Any, *, queue_bytes: int
+        self,
+        client: PoolClient,
+        facts: WorkerFacts,
+        chunking: Chunking,
+        kv_cache_manager: Any,
+        announcements: Announcements,
+        *,
+        queue_bytes: int,
+        describe: Describe | None = None,
+        observations: Observations | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
         self._client = client
         self._chunking = chunking
         self._form = facts.form
         self._manager = kv_cache_manager
+        self._announcements = announcements
+        self._describe = describe
+        self._observations = observations or Observations()
+        self._tracer = tracer or NobodyCollects()
         self.saves = Saves(SaveOptions(queue_bytes, facts.block_count), facts.form)
         self._pinned: dict[int, list[Any]] = {}
+        self._planned: dict[int, _Planned] = {}  # of each run that is pinned
         self._granted: dict[int, GrantedRun] = {}
         self._reports = RankReports[int, RunWritten](facts.form.rank_count)
         self._orders: list[SaveOrder] = []
@@ -59,7 +82,9 @@ class SavePipeline:
         """Runs whose blocks are pinned."""
         return len(self._pinned)
 
-    def plan(self, request: Any, computed_tokens: int, snapshots: Snapshots, identity: bytes) -> list[ReserveWish]:
+    def plan(
+        self, now_s: float, request: Any, computed_tokens: int, snapshots: Snapshots, identity: bytes
+    ) -> list[ReserveWish]:
         """The step now scheduled brings ``request`` to ``computed_tokens`` and leaves ``snapshots``: what to ask places
         for, one wish or none."""
         due = self.saves.due_chunks(request.request_id, computed_tokens)
@@ -75,10 +100,13 @@ class SavePipeline:
                 found = self._blocks_of(plan, index, tables[plan.group], snapshots)
                 if found:
                     blocks[plan.group, index] = found
-                    chunks.append(SaveChunk(plan.group, index, chunk_hash, tuple(b.block_id for b in found)))
+                    told = self._describe(request, plan, index) if self._describe is not None else None
+                    chunks.append(SaveChunk(plan.group, index, chunk_hash, tuple(b.block_id for b in found), told))
         run = self.saves.take(request.request_id, considered, chunks)
         if run is None:
             return []
+        span = self._tracer.begin("meshfusion.save", trace_of(request), {REQUEST_ID: request.request_id})
+        self._planned[run.run_id] = _Planned(now_s, span)
         self._pin(run, [block for chunk in run.chunks for block in blocks[chunk.group, chunk.number]])
         return [self._wish(run, request, identity)]
 
@@ -112,6 +140,7 @@ class SavePipeline:
             self._unpin(ended)
             return
         assert event.granted is not None, event
+        self._announcements.gone(event.granted.keys)  # what gets a new place is not stored any more
         self._granted[event.run_id] = event.granted
         granted = [run.chunks[i] for i in event.granted.indexes]
         self._orders.append(
@@ -127,7 +156,7 @@ class SavePipeline:
     def refused(self, run_id: int) -> None:
         """The service could not be asked."""
         self._repeated.discard(run_id)
-        self._unpin(self.saves.refused(run_id))
+        self._unpin(self.saves.refused(run_id), error="the service could not be asked")
 
     def take_orders(self) -> tuple[SaveOrder, ...]:
         """What the worker is to write now."""
@@ -148,6 +177,7 @@ class SavePipeline:
         What is in doubt keeps its place, and is written once more elsewhere by the next incarnation (rule 3).
         """
         run_id = reports[0].run_id
+        trace = self._planned[run_id].span.headers
         granted = self._granted.pop(run_id)
         unit_digests = [report.unit_digests for report in reports]
         assert all(len(column) == len(granted.indexes) for column in unit_digests), (run_id, granted.indexes)
@@ -159,6 +189,8 @@ class SavePipeline:
         if withheld:
             reason = next((report.reason for report in reports if report.reason), "")
             logger.warning("%d chunk(s) were not saved: %s", len(withheld), reason)
+        if not withheld:
+            self._observations.add("save_seconds", now_s - self._planned[run_id].at_s)
         self._count_saved(self.saves.run(run_id), granted, reports, withheld)
         self.counters["saves_in_doubt"] += len(in_doubt)
         ended = self.saves.written(run_id, [granted.indexes[i] for i in withheld])
@@ -166,11 +198,19 @@ class SavePipeline:
             self._repeat(now_s, ended, granted, in_doubt)
         else:
             self._repeated.discard(run_id)
-            self._unpin(ended)
-        self._client.settle(granted, unit_digests, withheld=withheld, in_doubt=in_doubt)
+            self._unpin(ended, error="some of it was not written" if withheld else "")
+        self._announce_soon(now_s, ended, granted, withheld)
+        self._client.settle(granted, unit_digests, withheld=withheld, in_doubt=in_doubt, trace=trace)
         if in_doubt:
             logger.warning("writes of %s are in doubt: going on as another, so that it is fenced", granted.holder_id)
             self._client.attach_anew(granted.holder_id)
+
+    def _announce_soon(self, now_s: float, run: SaveRun, granted: GrantedRun, withheld: Sequence[int]) -> None:
+        """What the service is now asked to make visible."""
+        shown = ((i, run.chunks[index].told) for i, index in enumerate(granted.indexes) if i not in withheld)
+        self._announcements.settling(
+            now_s, granted.identity, [(granted.keys[i], told) for i, told in shown if told is not None]
+        )
 
     def _pause(self, now_s: float, seconds: float) -> None:
         self._pause_until_s = now_s + seconds
@@ -198,8 +238,11 @@ class SavePipeline:
                 self.counters[f"save_descriptors_{report.path}"] += report.descriptors
                 self.counters[f"save_chunks_{report.path}"] += sum(bool(digests) for digests in report.unit_digests)
             for i, (index, digests) in enumerate(zip(granted.indexes, report.unit_digests, strict=True)):
-                if digests and i not in withheld:
-                    self.counters["saved_bytes"] += self._form.unit_bytes[run.chunks[index].group] * len(digests)
+                written_bytes = self._form.unit_bytes[run.chunks[index].group] * len(digests or ())
+                if report.path:
+                    self.counters[f"save_bytes_{report.path}"] += written_bytes
+                if i not in withheld:
+                    self.counters["saved_bytes"] += written_bytes
 
     def _repeat(self, now_s: float, run: SaveRun, granted: GrantedRun, in_doubt: Sequence[int]) -> None:
         """Those in doubt, and with them those of their bundles: these were given back."""
@@ -213,6 +256,7 @@ class SavePipeline:
         for number, chunk in enumerate(run.chunks):
             (kept if number in numbers else released).extend(next(blocks) for _ in chunk.block_ids)
         self._pinned[repeat.run_id] = kept
+        self._planned[repeat.run_id] = self._planned.pop(run.run_id)
         self._repeated.add(repeat.run_id)
         keys_of = partial(tuple, [granted.keys[i] for i in again])
         wish = ReserveWish(repeat.run_id, repeat.request_id, granted.identity, *_columns(repeat), keys_of=keys_of)
@@ -224,12 +268,26 @@ class SavePipeline:
         groups, indexes = _columns(run)
         hashes = [chunk.chunk_hash for chunk in run.chunks]
         return ReserveWish(
-            run.run_id, run.request_id, identity, groups, indexes, lambda: keys.of(groups, indexes, hashes)
+            run.run_id,
+            run.request_id,
+            identity,
+            groups,
+            indexes,
+            lambda: keys.of(groups, indexes, hashes),
+            self._planned[run.run_id].span.headers,
         )
 
-    def _unpin(self, run: SaveRun) -> None:
+    def _unpin(self, run: SaveRun, *, error: str = "") -> None:
         """Give the blocks back, the last of a prompt first: its first ones are worth keeping longest."""
+        self._planned.pop(run.run_id).span.end({"meshfusion.chunks": run.chunk_count}, error=error)
         self._manager.block_pool.free_blocks(reversed(self._pinned.pop(run.run_id)))
+
+
+class _Planned(NamedTuple):
+    """A run since its blocks are pinned."""
+
+    at_s: float
+    span: Span
 
 
 class _Repeat(NamedTuple):

@@ -15,6 +15,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from meshfusion.dpu.api.tracing import NobodyCollects, Tracer
+from meshfusion.host.connector.announcements import Announcement, Announcements
 from meshfusion.host.connector.audits import AuditOptions
 from meshfusion.host.connector.config import ConnectorConfig
 from meshfusion.host.connector.lookups import (
@@ -26,16 +28,20 @@ from meshfusion.host.connector.lookups import (
     StartLoad,
     StartMatch,
 )
+from meshfusion.host.connector.observations import Observations
 from meshfusion.host.connector.path_gate import Gate, PathGate
 from meshfusion.host.connector.vllm.audit_pipeline import AuditPipeline
 from meshfusion.host.connector.vllm.chunking import Chunking
 from meshfusion.host.connector.vllm.load_pipeline import LoadPipeline
+from meshfusion.host.connector.vllm.lookup_calls import LookupCalls
 from meshfusion.host.connector.vllm.messages import LoadReport, StepOrders, StepReport, WorkerFacts
-from meshfusion.host.connector.vllm.save_pipeline import SavePipeline
+from meshfusion.host.connector.vllm.request_trace import trace_of
+from meshfusion.host.connector.vllm.save_pipeline import Describe, SavePipeline
 from meshfusion.host.pool_client import PoolClient
 from meshfusion.host.pool_events import (
     Attached,
     Committed,
+    Dropped,
     Event,
     LeasesLost,
     Matched,
@@ -57,7 +63,7 @@ _SAVE_NAMES = {
 
 class SchedulerSide:
     """Made once the workers have proven their layout; ``facts`` is what they proved. ``now_s`` reads the clock,
-    ``draw`` gives random numbers of [0, 1)."""
+    ``draw`` gives random numbers of [0, 1). ``describe``: None when nothing is to be announced."""
 
     def __init__(
         self,
@@ -67,6 +73,8 @@ class SchedulerSide:
         *,
         kv_cache_manager: Any,
         lora_dtype: str = "",
+        describe: Describe | None = None,
+        tracer: Tracer | None = None,
         now_s: Callable[[], float] = time.monotonic,
         draw: Callable[[], float] = random.random,
     ) -> None:
@@ -75,11 +83,27 @@ class SchedulerSide:
         self._config = config
         self._identity = facts.identity
         self._chunking = Chunking(facts.form, hash_tokens=facts.hash_block_tokens, lora_dtype=lora_dtype)
-        self._lookup_options = LookupOptions(deadline_s=config.lookup_deadline_ms / 1000)
-        self._lookups = Lookups(self._lookup_options, facts.form)
-        self._pipeline = SavePipeline(client, facts, self._chunking, kv_cache_manager, queue_bytes=config.save_queue)
+        options = LookupOptions(deadline_s=config.lookup_deadline_ms / 1000)
+        self._lookups = Lookups(options, facts.form)
+        self._observations = Observations()
+        tracer = tracer or NobodyCollects()
+        self._lookup_calls = LookupCalls(
+            client, self._chunking, self._observations, tracer, patience_s=options.patience_s
+        )
+        self._announcements = Announcements(facts.identity)
+        self._pipeline = SavePipeline(
+            client,
+            facts,
+            self._chunking,
+            kv_cache_manager,
+            self._announcements,
+            queue_bytes=config.save_queue,
+            describe=describe,
+            observations=self._observations,
+            tracer=tracer,
+        )
         self._saves = self._pipeline.saves
-        self._loads = LoadPipeline(client, facts.form)
+        self._loads = LoadPipeline(client, facts.form, self._observations, tracer)
         self._audit_pipeline = AuditPipeline(
             client,
             facts.form,
@@ -89,10 +113,12 @@ class SchedulerSide:
             free_lookup=lambda request_id: self._carry_out(self._lookups.audit_ended(request_id)),
         )
         self._audits = self._audit_pipeline.audits
+        attachment = client.attachment
+        if attachment is not None:
+            self._announcements.in_pool(attachment.pool_uuid)
         self._gate = PathGate(facts.form.rank_count)
         self._requests: dict[str, Any] = {}
         self._never_save: set[str] = set()  # requests that began before a reset: their KV may mix old and new
-        self._unanswered_lookups = 0
         self._step_started_s: float | None = None
         self._step_tokens = 0
         self.counters: Counter[str] = Counter()
@@ -148,6 +174,7 @@ class SchedulerSide:
         self._take_events()
         self._pipeline.give_up_repeats(self._now_s())
         self._audit_pipeline.give_up_late(self._now_s())
+        self._announcements.give_up_late(self._now_s())
         attachment = self._client.attachment
         wishes = self._pipeline.take_repeats(attachment.holder_id) if attachment is not None else []
         snapshots = snapshots_of(scheduler_output)
@@ -160,7 +187,7 @@ class SchedulerSide:
             kept = snapshots.get(request_id, {})
             self._audit_pipeline.computed(request, computed_tokens, kept)
             if may_save and request_id not in self._never_save:
-                wishes += self._pipeline.plan(request, computed_tokens, kept, self._identity)
+                wishes += self._pipeline.plan(self._now_s(), request, computed_tokens, kept, self._identity)
         if wishes:
             self._client.reserve(tuple(wishes))
         lease_ids = self._lookups.take_lease_change()
@@ -186,10 +213,16 @@ class SchedulerSide:
     @property
     def has_work(self) -> bool:
         """The engine must keep stepping: saves hold blocks pinned, or a lookup's answer, whose request may be gone,
-        brings a lease to be given back, the workers have yet to say whether they reach the data, or they compare."""
+        brings a lease to be given back, the workers have yet to say whether they reach the data, or they compare, or
+        something is to be announced: without a step nobody would hear of it."""
         is_path_unknown = self._gate.needs_steps(self._now_s())
         is_comparing = self._audits.is_comparing
-        return self._saves.pending_count > 0 or self._unanswered_lookups > 0 or is_path_unknown or is_comparing
+        is_under_way = self._saves.pending_count > 0 or self._lookup_calls.unanswered_count > 0
+        return is_under_way or is_path_unknown or is_comparing or self._announcements.pending_count > 0
+
+    def take_announcements(self) -> list[Announcement]:
+        """What others are to be told of chunks of this engine, in order."""
+        return self._announcements.take()
 
     def reset(self) -> None:
         """The engine's cache was reset, perhaps because its weights changed under it: nothing from before this
@@ -199,6 +232,7 @@ class SchedulerSide:
         self._saves.forget_known()
         self._never_save |= self._requests.keys()
         self._identity = hashlib.sha256(self._identity + b"reset" + uuid.uuid4().bytes).digest()
+        self._announcements.reset(self._identity)
         self._client.attach_as(self._identity)
         logger.warning("the cache was reset: from now on this engine uses a pool identity of its own")
 
@@ -213,13 +247,19 @@ class SchedulerSide:
             **{_SAVE_NAMES.get(name, name): value for name, value in saves.items()},
             **self._pipeline.counters,
             **self._loads.counters,
+            **self._lookup_calls.counters,
             **self._audits.counters,
+            **self._announcements.counters,
             **self.counters,
         }
 
     def measures(self) -> dict[str, float]:
         """The names are those of the gauges table."""
         return {"audit_drift_max": self._audits.drift_max, "audit_variation_max": self._audits.variation}
+
+    def take_observations(self) -> dict[str, list[float]]:
+        """What was measured since the last time; the names are those of the histograms table."""
+        return self._observations.take()
 
     def gauges(self) -> dict[str, int]:
         """What is held right now; all zero when the engine is idle and nothing leaks."""
@@ -230,8 +270,9 @@ class SchedulerSide:
             "pinned_saves": self._pipeline.pinned_count,
             "pending_saves": self._saves.pending_count,
             "loads_under_way": len(self._loads.under_way),
-            "unanswered_lookups": self._unanswered_lookups,
+            "unanswered_lookups": self._lookup_calls.unanswered_count,
             "audits": self._audits.count,
+            "unannounced": self._announcements.pending_count,
         }
 
     # ---- events from the client ----------------------------------------------------------------------------------
@@ -243,20 +284,24 @@ class SchedulerSide:
     def _handle(self, event: Event) -> None:
         match event:
             case Matched(request_id, attempt, lease_id, stored):
-                self._unanswered_lookups -= 1
+                self._lookup_calls.answered(self._now_s(), event)
                 self._note_missing(request_id, stored.chunk_count)
                 self._carry_out(self._lookups.matched(self._now_s(), request_id, attempt, lease_id, stored))
             case Reserved():
                 self._pipeline.reserved(event)
             case ReserveFailed(run_id):
                 self._pipeline.refused(run_id)
-            case Committed(committed_count, refused_count):
-                self.counters["chunks_committed"] += committed_count
-                self.counters["commits_refused"] += refused_count
+            case Committed(visible_keys, refused_keys):
+                self.counters["chunks_committed"] += len(visible_keys)
+                self.counters["commits_refused"] += len(refused_keys)
+                self._announcements.committed(visible_keys, refused_keys)
+            case Dropped(key):
+                self._announcements.gone((key,))
             case LeasesLost(lease_ids):
                 self._lookups.leases_lost(lease_ids)
-            case Attached():
+            case Attached(attachment):
                 self._saves.forget_known()
+                self._announcements.in_pool(attachment.pool_uuid)
 
     def _note_missing(self, request_id: str, stored_chunks: int) -> None:
         """Chunks the service does not have are worth saving, whatever we thought we knew."""
@@ -270,21 +315,13 @@ class SchedulerSide:
         for effect in effects:
             match effect:
                 case StartMatch(request_id, attempt):
-                    self._start_match(request_id, attempt)
+                    self._lookup_calls.start(self._now_s(), self._requests[request_id], attempt, self._identity)
                 case ReleaseLease(lease_id):
                     self._client.release((lease_id,))
-                case StartLoad():
-                    self._loads.start(effect)
+                case StartLoad(request_id):
+                    self._loads.start(effect, trace_of(self._requests.get(request_id)))
                 case StartAudit(request_id, local_tokens, stored):
                     self._audits.admitted(request_id, local_tokens, stored)
-
-    def _start_match(self, request_id: str, attempt: int) -> None:
-        request = self._requests[request_id]
-        hashes = self._chunking.chunk_hashes(request, 0, self._chunking.form.boundary_max(request.num_tokens))
-        deadline_s = self._now_s() + self._lookup_options.patience_s
-        keys = self._chunking.keys(request, self._identity)
-        self._unanswered_lookups += 1
-        self._client.match(request_id, attempt, lambda: keys.asked(hashes), deadline_s)
 
     def _load_reported(self, report: LoadReport) -> None:
         end = self._loads.reported(report)
@@ -298,7 +335,7 @@ class SchedulerSide:
         self._end_load(report.request_id, failed=first_failed is not None)
 
     def _end_load(self, request_id: str, *, failed: bool) -> None:
-        self._loads.end(request_id)
+        self._loads.end(request_id, failed=failed)
         self._carry_out(self._lookups.load_finished(request_id, failed=failed))
 
     def _is_load_worth(self, tokens: int, load_bytes: int) -> bool:

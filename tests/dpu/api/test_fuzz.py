@@ -152,6 +152,7 @@ TEXTS = st.one_of(
     st.sampled_from(["", "default", "local", "nvmeof", "vllm", "..", "/", "a\0b", "%s%n", "x" * 5_000, "🜁"]),
     st.text(max_size=20),
 )
+SECONDS = st.one_of(st.sampled_from([0.0, -1.0, 1e-9, 0.01, 1e308, float("nan"), float("inf")]), st.floats(0, 0.1))
 BYTES = st.one_of(st.sampled_from([b"", b"k" * 32, b"k" * 31, b"d" * 8, IDENTITY]), st.binary(max_size=40))
 
 
@@ -162,6 +163,8 @@ def values(field: Any, depth: int) -> st.SearchStrategy[Any]:
         return INTS[field.type]
     if field.type == FieldDescriptor.TYPE_STRING:
         return TEXTS
+    if field.type == FieldDescriptor.TYPE_DOUBLE:
+        return SECONDS
     if field.type == FieldDescriptor.TYPE_BYTES:
         return BYTES
     assert field.type == FieldDescriptor.TYPE_BOOL, f"{field.full_name}: add its type here"

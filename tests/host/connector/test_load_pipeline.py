@@ -28,7 +28,7 @@ STORED = StoredGroup(
     0, 0, KEYS, tuple(Extent(1, 0, i, 1, 1) for i in range(CHUNKS)), COLUMNS, ((b"",) * UNITS,) * RANKS
 )
 PART = LoadPart(0, 0, tuple(range(10, 10 + UNITS)), STORED.unit_lbas, STORED.unit_digests)
-LOAD = StartLoad("a", (PART,), UNITS * UNIT_BYTES, StoredBoundary(CHUNKS, (STORED,)))
+LOAD = StartLoad("a", (PART,), UNITS * UNIT_BYTES, StoredBoundary(CHUNKS, (STORED,)), tokens=range(UNITS * 16))
 
 
 class Drops:
@@ -71,6 +71,9 @@ def test_a_load_ends_with_its_last_rank_whatever_their_order(failed: list[dict[i
     assert counts["loaded_bytes"] == (RANKS * UNITS - failure_count) * UNIT_BYTES
     assert (counts["loaded_blocks"], counts["failed_blocks"]) == (UNITS - len(units), len(units))
     assert counts["load_us"] == RANKS * 1_000_000, "the slowest"
+    lost = {unit for of_rank in failed for unit, is_mismatch in of_rank.items() if not is_mismatch}
+    assert counts["tokens_loaded"] == min(lost, default=UNITS) * 16
+    assert counts["tokens_verified"] == counts["tokens_used"] == min(units, default=UNITS) * 16
     is_whole = not units
     assert counts["load_descriptors_staged"] == is_whole * (5 + 6 + 7)
     assert counts["load_chunks_staged"] == is_whole * RANKS * CHUNKS

@@ -13,11 +13,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from vllm.distributed.kv_events import KVCacheEvent
 from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
 from vllm.v1.outputs import KVConnectorOutput
 
 from meshfusion.dpu.api import types as api
+from meshfusion.dpu.api.tracing import Tracer
 from meshfusion.host.connector.config import parse_connector_config
+from meshfusion.host.connector.vllm.kv_events import KvEvents
 from meshfusion.host.connector.vllm.messages import WorkerFacts
 from meshfusion.host.connector.vllm.scheduler import SchedulerSide
 from meshfusion.host.connector.vllm.worker import WorkerSide
@@ -53,7 +56,8 @@ class KeepOpen:
 class MiniEngine:
     """``step`` is one scheduling pass and one forward pass. ``kv``: the memory of each KV group, all in one piece;
     ``rules``: by which they resume. ``memory``: as what it is used, unless the host's. ``more_ranks``: the same of
-    further workers; ``ranks_per_shard``: which of them hold the same (:class:`ChunkForm`). ``draw``: for audits."""
+    further workers; ``ranks_per_shard``: which of them hold the same (:class:`ChunkForm`). ``draw``: for audits.
+    ``announces``: does the user want KV events? ``tracer``: None when nobody collects spans."""
 
     def __init__(
         self,
@@ -69,6 +73,8 @@ class MiniEngine:
         more_ranks: Sequence[Sequence[KvMemory]] = (),
         ranks_per_shard: tuple[int, ...] = (),
         draw: Callable[[], float] = random.random,
+        announces: bool = False,
+        tracer: Tracer | None = None,
         **config: Any,
     ) -> None:
         self.kvs = (kv,) if isinstance(kv, KvMemory) else tuple(kv)
@@ -98,7 +104,18 @@ class MiniEngine:
         )
         self.client = PoolClient(service, identity=identity, engine_version="0.32.0", form=self.form)
         self.client.start()
-        self.side = SchedulerSide(self.client, self.config, facts, kv_cache_manager=self.manager, draw=draw)
+        spec_facts = tuple((type(rule).__name__, None) for rule in self.rules)
+        self.kv_events = KvEvents(hash_tokens=facts.hash_block_tokens, spec_facts=spec_facts)
+        self.events: list[KVCacheEvent] = []  # all that were published
+        self.side = SchedulerSide(
+            self.client,
+            self.config,
+            facts,
+            kv_cache_manager=self.manager,
+            describe=self.kv_events.describe if announces else None,
+            tracer=tracer,
+            draw=draw,
+        )
         self.workers = [self._worker(rank, kernels, used if rank == 0 else None) for rank in range(len(self.ranks))]
         self.worker = self.workers[0]
         self._aggregator = KVOutputAggregator(len(self.ranks))
@@ -171,6 +188,7 @@ class MiniEngine:
         self.side.workers_reported(told.kv_connector_worker_meta, finished)
         for request_id in finished:
             self._loaded(request_id, self._invalid_blocks, is_lost=request_id in told.failed_recving)
+        self.events += [self.kv_events.event(announcement) for announcement in self.side.take_announcements()]
         for request in list(self.requests.values()):
             if request.stage == "running" and request.num_computed_tokens == request.num_tokens:
                 request.stage = "done"

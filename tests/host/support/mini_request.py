@@ -17,6 +17,11 @@ class Request:
     num_computed_tokens: int = 0
     lora_request: Any = None
     skip_reading_prefix_cache: bool = False
+    mm_features: tuple[Any, ...] = ()
+    cache_salt: str | None = None
+    prompt_embeds: Any = None
+    session_id: str | None = None
+    trace_headers: dict[str, str] | None = None
     stage: str = "waiting"  # waiting, loading, loaded, running, done
     loaded_tokens: int = 0  # of the last load, as far as it went well
     recomputed_tokens: int = 0
@@ -24,6 +29,10 @@ class Request:
     @property
     def num_tokens(self) -> int:
         return len(self.tokens)
+
+    @property
+    def all_token_ids(self) -> list[int]:
+        return self.tokens
 
 
 def make_request(request_id: str, tokens: list[int], *, hashes_per_block: int = 1) -> Request:

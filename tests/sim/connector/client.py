@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from meshfusion.dpu.api import types as api
+from meshfusion.dpu.api.tracing import NO_HEADERS, Headers
 from meshfusion.host.pool_client import Asked, PoolClient
 from meshfusion.host.pool_events import Event, LeasesLost, Matched, ReserveWish
 from meshfusion.host.pool_standing import PoolStanding, Standing
@@ -93,7 +94,14 @@ class SimClient(PoolClient):
         self._sim_service.eras[identity] = self.era
         super().attach_as(identity)
 
-    def match(self, request_id: str, attempt: int, keys_of: Callable[[], Asked | None], deadline_s: float) -> None:
+    def match(
+        self,
+        request_id: str,
+        attempt: int,
+        keys_of: Callable[[], Asked | None],
+        deadline_s: float,
+        trace: Headers = NO_HEADERS,
+    ) -> None:
         request = self._requests[request_id]
         asking = Asking(request.text, request.num_tokens)
 
@@ -101,7 +109,7 @@ class SimClient(PoolClient):
             self._sim_service.asking = asking
             return keys_of()
 
-        super().match(request_id, attempt, asked, deadline_s)
+        super().match(request_id, attempt, asked, deadline_s, trace)
 
     def _ask_places(
         self, standing: Standing, possible: list[tuple[ReserveWish, tuple[bytes, ...]]]

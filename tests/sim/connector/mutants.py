@@ -136,8 +136,8 @@ class _FirstReports(RankReports[str, LoadReport]):
         return [report]
 
 
-def _ends_with_first(self: LoadPipeline, client: Any, form: ChunkForm) -> None:
-    _pipeline_of(self, client, form)
+def _ends_with_first(self: LoadPipeline, client: Any, form: ChunkForm, *more: Any) -> None:
+    _pipeline_of(self, client, form, *more)
     vars(self)["_reports"] = _FirstReports(form.rank_count)
 
 
