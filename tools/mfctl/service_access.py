@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from meshfusion.dpu.api.security.client_security import ClientSecurity
 
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 
 _FILE: Final = click.Path(path_type=Path, readable=False)  # whether it can be read is told with a next step
 _OPTIONS: Final = (
@@ -48,6 +49,20 @@ def access_to(address: str) -> ClientSecurity:
     if isinstance(parse_address(address), UnixAddress):
         given = {name: value for name, value in given.items() if name == "token_file"}
     return ClientSecurity(**given, label=_option)
+
+
+def with_access(call: Callable[[], T]) -> Callable[[], T]:
+    """``call`` for another thread, where :func:`access_to` answers as in this one: click's contexts are a thread's."""
+    context = click.get_current_context(silent=True)
+    if context is None:
+        return call
+    root = context.find_root()
+
+    def called() -> T:
+        with click.Context(root.command, obj=root.obj).scope():
+            return call()
+
+    return called
 
 
 def _option(name: str) -> str:

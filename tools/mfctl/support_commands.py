@@ -52,13 +52,16 @@ def dump(
     chunks, no keys, no environment. What could not be had is listed in its manifest, and here.
     """
     from meshfusion.tools.mfctl.daemon import own_version
-    from meshfusion.tools.mfctl.support_bundle import collect, write_bundle
+    from meshfusion.tools.mfctl.service_access import with_access
+    from meshfusion.tools.mfctl.support_bundle import Part, collect, write_bundle
     from meshfusion.tools.mfctl.support_parts import parts_of, subject_of
 
     now_s = time.time()
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now_s))
     path = output or Path(f"meshfusion-support-{stamp}.tar.gz")
-    collected = collect(parts_of(subject_of(config_path, address, pool, log)))
+    parts = parts_of(subject_of(config_path, address, pool, log))
+    # Each is made in a thread of its own.
+    collected = collect(Part(part.name, with_access(part.make)) for part in parts)
     facts: dict[str, object] = {"made_at": stamp, "made_by": f"meshfusion {own_version()}"}
     write_bundle(path, collected, facts=facts, now_s=now_s)
     if output_format != "table":

@@ -22,6 +22,7 @@ from meshfusion.dpu.api.security.principal import LOCAL
 from meshfusion.dpu.api.security.roles import RULES
 from meshfusion.dpu.api.security.token_text import digest_of
 from meshfusion.dpu.api.server import serve
+from meshfusion.tools.mfctl import support_parts
 from meshfusion.tools.mfctl.main import mfctl
 from tests.dpu.api.fake_service import FakeChunkService
 from tests.dpu.security.authority import Authority, Pair, replace
@@ -180,6 +181,21 @@ def test_roles_and_the_record(daemon: Daemon) -> None:
     table = run("audit", "show", log, "--last", "2").stdout.splitlines()
     assert len(table) == 3
     assert {"number=7", "ConfigError", "certificate:operator"} < set(table[-1].split())
+
+
+def test_a_support_bundle_is_made_with_the_same_access(
+    daemon: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(support_parts, "_doctor", lambda pool: [])  # it has tests of its own, and takes long
+    output = tmp_path / "bundle.tar.gz"
+    command = ("support", "dump", "--pool", str(daemon.pool), "--output", str(output), "--format", "json")
+    made = json.loads(run(*daemon.options(daemon.operator), *command).stdout)
+    assert made["failed"] == []
+    of_the_service = {"service/state.json", "service/stacks.txt", "service/process.txt", "pool/holders.json"}
+    assert of_the_service <= set(made["files"])
+    output.unlink()
+    made = json.loads(run(*daemon.options(daemon.reader), *command).stdout)
+    assert [failure["part"] for failure in made["failed"]] == ["service/stacks.txt"], "stacks are an operator's"
 
 
 def test_what_is_no_audit_log(tmp_path: Path) -> None:
