@@ -15,6 +15,7 @@ from meshfusion.jbof.errors import ConfigError
 from meshfusion.tools.mfctl.output import format_option, print_document
 
 if TYPE_CHECKING:
+    from meshfusion.dpu.config import ServiceConfig
     from meshfusion.tools.mfctl.unit_file import UnitFacts
 
 
@@ -68,12 +69,13 @@ def _facts(config_path: Path, user: str) -> UnitFacts:
             f"--user: there is no user {user}", next_step=f"Make it: useradd --system --shell /usr/sbin/nologin {user}"
         ) from None
     config = config_alone(config_path)
-    address = parse_address(config.listen)
-    sockets = (address.path.parent,) if isinstance(address, UnixAddress) else ()
+    listens = (parse_address(text) for text in (config.listen, config.telemetry.listen) if text is not None)
+    sockets = (address.path.parent for address in listens if isinstance(address, UnixAddress))
     data_paths = config.pool.data_path or ()
     devices = tuple(path for path in data_paths if path.is_block_device())
     files_of_data = tuple(path for path in data_paths if path not in devices)
-    logs = () if config.log.file is None else (config.log.file.parent,)
+    # New ones are made where one was moved away.
+    logs = (path.parent for path in (config.log.file, config.audit and config.audit.path) if path is not None)
     is_nvmet = config.exports is not None and config.exports.target == "nvmet"
     if is_nvmet and user != "root":
         raise ConfigError(
@@ -86,7 +88,8 @@ def _facts(config_path: Path, user: str) -> UnitFacts:
     return UnitFacts(
         user=user,
         serve=(*mfctl, "service", "run", "--config", str(config_path)),
-        reload=(*mfctl, "service", "reload", "--config", str(config_path)),
+        # Where callers must say who they are, systemd has nothing to show.
+        reload=None if _asks_who_calls(config) else (*mfctl, "service", "reload", "--config", str(config_path)),
         mounts=(config.pool.path, config_path),
         writes=(
             *sockets,
@@ -94,11 +97,21 @@ def _facts(config_path: Path, user: str) -> UnitFacts:
             *files_of_data,
             *logs,
         ),
-        reads=(programs, Path(sys.prefix), Path(__file__), config_path),
+        reads=(programs, Path(sys.prefix), Path(__file__), config_path, *_security_files(config)),
         stop_grace_s=config.stop_grace_s,
         devices=(*devices, *_listed_devices(config.pool.path)),
         exports_by_kernel=is_nvmet,
     )
+
+
+def _asks_who_calls(config: ServiceConfig) -> bool:
+    return config.tls is not None or config.tokens_file is not None
+
+
+def _security_files(config: ServiceConfig) -> tuple[Path, ...]:
+    tls = config.tls
+    named = () if tls is None else (tls.certificate, tls.key, tls.client_ca)
+    return tuple(path for path in (*named, config.tokens_file) if path is not None)
 
 
 def _listed_devices(pool: Path) -> tuple[Path, ...]:

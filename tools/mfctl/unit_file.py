@@ -21,18 +21,19 @@ _HOMES: Final = (PurePath("/home"), PurePath("/root"), PurePath("/run/user"))
 _TEMPORARY: Final = (PurePath("/tmp"), PurePath("/var/tmp"))
 # What closing takes beyond stop_grace_s: running calls end, targets and drives get their time to answer.
 _CLOSING_S: Final = 65
+_SIGHUP: Final = "/bin/kill -HUP $MAINPID"
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_./:@+,=-]+")
 
 
 @dataclass(frozen=True, slots=True)
 class UnitFacts:
-    """``serve``, ``reload``: command lines. ``writes``: directories and files that the service writes to, absolute.
-    ``reads``: others that it uses, such as its own code. ``devices``: of the pool's drives that are no files.
+    """``serve``, ``reload``: command lines; None for ``reload``: by a signal. ``writes``: directories and files that
+    the service writes to, absolute. ``reads``: others that it uses, such as its own code. ``devices``: of the pool's drives that are no files.
     ``exports_by_kernel``: over nvmet, whose settings are files below ``/sys``."""
 
     user: str
     serve: tuple[str, ...]
-    reload: tuple[str, ...]
+    reload: tuple[str, ...] | None
     mounts: tuple[Path, ...]
     writes: tuple[Path, ...]
     reads: tuple[Path, ...]
@@ -47,7 +48,7 @@ def unit_text(template: str, facts: UnitFacts) -> str:
     values = {
         "USER": facts.user,
         "SERVE": _command(facts.serve),
-        "RELOAD": _command(facts.reload),
+        "RELOAD": _SIGHUP if facts.reload is None else _command(facts.reload),
         "MOUNTS": " ".join(map(_word, facts.mounts)),
         "STOP_S": str(math.ceil(facts.stop_grace_s) + _CLOSING_S),
         "DIRECTORIES": "\n".join(_directories(facts.writes)),

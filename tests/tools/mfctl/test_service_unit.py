@@ -17,6 +17,7 @@ from meshfusion.jbof.errors import ConfigError
 from meshfusion.tools.mfctl import unit_command
 from meshfusion.tools.mfctl.main import mfctl
 from meshfusion.tools.mfctl.unit_file import UnitFacts, unit_text
+from tests.dpu.security.authority import Authority
 
 NEEDS_SYSTEMD = pytest.mark.skipif(
     shutil.which("systemd-analyze") is None, reason="needs hardware: a machine with systemd-analyze"
@@ -130,6 +131,33 @@ def test_the_command_fills_it_in(tmp_path: Path) -> None:
     assert "@" not in result.stdout.replace("@system-service", "").split("\n", 3)[3]
 
 
+def test_all_that_the_service_writes_to_is_opened(tmp_path: Path) -> None:
+    more = (
+        "telemetry: {listen: 'unix:///run/mf-telemetry/http.sock'}\n"
+        "audit: {path: /srv/audit/audit.log}\nlog: {file: /var/log/meshfusion/meshfusion.log}\n"
+    )
+    unit = section(run("service", "unit", "--config", str(usual(tmp_path, more))).stdout)
+    assert unit["RuntimeDirectory"] == ["meshfusion mf-telemetry"]
+    assert (unit["LogsDirectory"], unit["ReadWritePaths"]) == (["meshfusion"], ["/srv/audit"])
+
+
+def test_certificates_and_tokens_stay_visible(tmp_path: Path) -> None:
+    """And systemd, which has neither, reloads by a signal."""
+    authority = Authority(tmp_path)
+    pair = authority.issue("server")
+    (tmp_path / "tokens").touch(mode=0o600)
+    tls = f"tls: {{certificate: {pair.certificate}, key: {pair.key}, client_ca: {authority.path}}}\n"
+    tokens = f"tokens_file: {tmp_path}/tokens\n"
+    path = config(tmp_path, "127.0.0.1:7700", "/var/lib/meshfusion/pool", tls + tokens)
+    found = unit_command._facts(path, getpass.getuser())
+    assert {pair.certificate, pair.key, authority.path, tmp_path / "tokens"} <= set(found.reads)
+    unit = section(run("service", "unit", "--config", str(path)).stdout)
+    assert unit["ExecReload"] == ["/bin/kill -HUP $MAINPID"]
+    by_token = run("service", "unit", "--config", str(usual(tmp_path, tokens))).stdout
+    assert section(by_token)["ExecReload"] == unit["ExecReload"]
+    assert "service reload --config" in run("service", "unit", "--config", str(usual(tmp_path))).stdout
+
+
 def test_programs_get_it_as_an_object(tmp_path: Path) -> None:
     command = ("service", "unit", "--config", str(usual(tmp_path)))
     told = json.loads(run(*command, "--format", "json").stdout)
@@ -178,8 +206,8 @@ def test_a_bad_configuration_is_told(tmp_path: Path) -> None:
 @NEEDS_SYSTEMD
 @pytest.mark.parametrize(
     "more",
-    ["", "exports: {target: nvmet, portals: ['rdma://10.0.0.1:4420']}\n"],
-    ids=["files", "nvmet"],
+    ["", "exports: {target: nvmet, portals: ['rdma://10.0.0.1:4420']}\n", "tokens_file: /etc/tokens\n"],
+    ids=["files", "nvmet", "tokens"],
 )
 def test_systemd_has_nothing_to_say(tmp_path: Path, more: str) -> None:
     output = tmp_path / "meshfusion.service"
