@@ -75,7 +75,8 @@ def _facts(config_path: Path, user: str) -> UnitFacts:
     devices = tuple(path for path in data_paths if path.is_block_device())
     files_of_data = tuple(path for path in data_paths if path not in devices)
     # New ones are made where one was moved away.
-    logs = (path.parent for path in (config.log.file, config.audit and config.audit.path) if path is not None)
+    audit_path = None if config.audit is None else config.audit.path
+    logs = (path.parent for path in (config.log.file, audit_path) if path is not None)
     is_nvmet = config.exports is not None and config.exports.target == "nvmet"
     if is_nvmet and user != "root":
         raise ConfigError(

@@ -28,8 +28,8 @@ _PLAIN: Final = re.compile(r"[A-Za-z0-9_./:@+,=-]+")
 @dataclass(frozen=True, slots=True)
 class UnitFacts:
     """``serve``, ``reload``: command lines; None for ``reload``: by a signal. ``writes``: directories and files that
-    the service writes to, absolute. ``reads``: others that it uses, such as its own code. ``devices``: of the pool's drives that are no files.
-    ``exports_by_kernel``: over nvmet, whose settings are files below ``/sys``."""
+    the service writes to, absolute. ``reads``: others that it uses, such as its own code. ``devices``: of the pool's
+    drives that are no files. ``exports_by_kernel``: over nvmet, whose settings are files below ``/sys``."""
 
     user: str
     serve: tuple[str, ...]
