@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
-from meshfusion.dpu.api.address import TcpAddress, parse_address
+from meshfusion.dpu.api.address import is_same_place, parse_address
 from meshfusion.dpu.config_access import AccessList, AuditConfig, TlsConfig
 from meshfusion.dpu.config_exports import ExportsConfig
 from meshfusion.dpu.config_pool import without_effect
@@ -173,11 +173,10 @@ class ServiceConfig(ConfigModel):
 
     @model_validator(mode="after")
     def _engines_and_monitors_have_places_of_their_own(self) -> ServiceConfig:
-        address = parse_address(self.listen)
-        is_any_port = isinstance(address, TcpAddress) and address.port == 0
-        if self.telemetry.listen is not None and parse_address(self.telemetry.listen) == address and not is_any_port:
+        telemetry = self.telemetry.listen
+        if telemetry is not None and is_same_place(parse_address(telemetry), parse_address(self.listen)):
             raise FieldValueError(
-                f"{self.telemetry.listen} is where engines connect, too", "use another", field="telemetry.listen"
+                f"{telemetry} is where engines connect, too", "use another port or socket", field="telemetry.listen"
             )
         return self
 

@@ -110,7 +110,10 @@ def access_problems(data: dict[Any, Any]) -> Iterator[AccessProblem]:
         try:
             read_tokens(Path(tokens_file))
         except ConfigError as error:
-            yield AccessProblem(("tokens_file",), tokens_file, error.message, as_fix(error.next_step))
+            # The message names the key, which is told anyway.
+            cause = error.__cause__
+            problem = cause.problem if isinstance(cause, FieldValueError) else error.message
+            yield AccessProblem(("tokens_file",), tokens_file, problem, as_fix(error.next_step))
 
 
 def expiry_notes(tls: TlsConfig | None) -> tuple[str, ...]:

@@ -130,7 +130,7 @@ class _Describer:
         at: FieldPath = entry["loc"]
         error = entry.get("ctx", {}).get("error")
         if isinstance(error, FieldValueError) and error.field:
-            at = (*at, error.field)
+            at = (*at, *error.field.split("."))
         known = _known(self._model, at)
         info = known.get(str(at[-1])) if at else None
         example = _example(info)
@@ -172,7 +172,8 @@ class _Describer:
         """Is there a value, and which? As it was written: a size is turned into a number before it is judged."""
         value = self._document.data
         for part in (*self._at, *at):
-            if not isinstance(value, dict) or part not in value:
+            is_in_list = isinstance(value, list) and isinstance(part, int) and part < len(value)
+            if not is_in_list and not (isinstance(value, dict) and part in value):
                 return False, None
             value = value[part]
         return True, value

@@ -44,8 +44,8 @@ class ConfigError(MeshFusionError):
 class FieldValueError(ValueError):
     """For validators of one field: what is wrong with its value, and what to write instead.
 
-    ``field``: the field inside the validated mapping that is to blame. ``subject``: what a message without a field's
-    name begins with.
+    ``field``: the field inside the validated mapping that is to blame, with a dot before each level below.
+    ``subject``: what a message without a field's name begins with.
     """
 
     def __init__(self, problem: str, fix: str, *, field: str = "", subject: str = "") -> None:

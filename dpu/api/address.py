@@ -46,6 +46,23 @@ class TcpAddress:
         return self.grpc_target
 
 
+def is_same_place(one: UnixAddress | TcpAddress, other: UnixAddress | TcpAddress) -> bool:
+    """Can only one of two servers of this machine listen there? So it is where one listens on all of its addresses and
+    the other on one of them. Port 0 is any that is free. Names other than localhost are not looked up."""
+    if not isinstance(one, TcpAddress) or not isinstance(other, TcpAddress):
+        return one == other
+    return one.port == other.port != 0 and (_takes_in(one.host, other.host) or _takes_in(other.host, one.host))
+
+
+def _takes_in(host: str, other: str) -> bool:
+    if host == other:
+        return True
+    if host == "localhost":
+        return TcpAddress(other, 0).is_loopback
+    # What listens on :: takes IPv4 too, unless it says otherwise.
+    return host == "::" or (host == "0.0.0.0" and ":" not in other)
+
+
 def parse_address(text: str) -> UnixAddress | TcpAddress:
     """Parse an address as it stands in a configuration or on a command line.
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from meshfusion.dpu.api.address import TcpAddress, UnixAddress, parse_address
+from meshfusion.dpu.api.address import TcpAddress, UnixAddress, is_same_place, parse_address
 from meshfusion.jbof.errors import ConfigError
 
 
@@ -64,3 +64,27 @@ def test_what_is_no_address(text: str) -> None:
 )
 def test_loopback(host: str, loopback: bool) -> None:
     assert TcpAddress(host, 1).is_loopback is loopback
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "expected"),
+    [
+        ("127.0.0.1:7", "127.0.0.1:7", True),
+        ("127.0.0.1:7", "127.0.0.1:8", False),
+        ("127.0.0.1:7", "10.0.0.1:7", False),
+        ("0.0.0.0:7", "10.0.0.1:7", True),
+        ("0.0.0.0:7", "localhost:7", True),
+        ("0.0.0.0:7", "[::1]:7", False),
+        ("[::]:7", "10.0.0.1:7", True),
+        ("[::]:7", "0.0.0.0:7", True),
+        ("localhost:7", "127.0.0.1:7", True),
+        ("localhost:7", "10.0.0.1:7", False),
+        ("localhost:0", "localhost:0", False),
+        ("unix:///s", "unix:///s", True),
+        ("unix:///s", "unix:///t", False),
+        ("unix:///s", "127.0.0.1:7", False),
+    ],
+)
+def test_where_only_one_can_listen(one: str, other: str, expected: bool) -> None:
+    assert is_same_place(parse_address(one), parse_address(other)) is expected
+    assert is_same_place(parse_address(other), parse_address(one)) is expected

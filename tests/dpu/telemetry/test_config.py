@@ -48,6 +48,8 @@ def test_taken(tmp_path: Path, telemetry: str) -> None:
         ("{slow_call_s: 0}", "telemetry.slow_call_s", ("must be more than 0",)),
         ("{probe_interval_s: -1}", "telemetry.probe_interval_s", ("must be more than 0",)),
         ("{listen: '127.0.0.1:7'}", "telemetry.listen", ("is where engines connect, too", "use another")),
+        ("{listen: 'localhost:7'}", "telemetry.listen", ("is where engines connect, too", "use another")),
+        ("{listen: '0.0.0.0:7', allow_public: true}", "telemetry.listen", ("is where engines connect, too",)),
         (
             "{listen: 'unix:///no/such/t'}",
             "telemetry.listen",
@@ -60,7 +62,7 @@ def test_refused_with_field_and_fix(tmp_path: Path, telemetry: str, field: str, 
     with pytest.raises(ConfigProblemsError) as caught:
         checked(tmp_path, telemetry)
     (problem,) = caught.value.problems
-    assert problem.field == field
+    assert (problem.field, problem.line) == (field, 3)
     text: Any = f"{problem.problem} {problem.fix}"
     for part in parts:
         assert part in text
