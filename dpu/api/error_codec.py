@@ -51,6 +51,11 @@ _CODES: tuple[tuple[type[MeshFusionError], grpc.StatusCode], ...] = (
 )
 _KINDS: dict[str, type[MeshFusionError]] = {kind.__name__: kind for kind, _ in _CODES}
 _REACH = "Start it with `mfctl service run --config FILE`, or correct the address."
+# A service over TLS closes such a connection, and gRPC tells no more than that.
+_REACH_PLAIN = (
+    "Start it with `mfctl service run --config FILE`, or correct the address; if it serves over TLS, name its CA, and "
+    "the certificate or token that it asks for (docs/security.md): --service-ca of mfctl, service_tls of the connector."
+)
 # gRPC tells a refused handshake from a closed connection in its details at best.
 _REACH_TLS = (
     "Start it, or correct the address; if it runs, its certificate must be of this client's CA and name the host (or "
@@ -94,7 +99,7 @@ def decode_error(
     if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
         return ServiceUnavailableError(
             f"the chunk service at {address} cannot be reached ({details or code.name.lower()})",
-            next_step=_REACH_TLS if is_tls else _REACH,
+            next_step=_REACH if address.startswith("unix:") else _REACH_TLS if is_tls else _REACH_PLAIN,
         )
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
         return _exhausted(address, call, details)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from meshfusion.jbof.errors import ConfigError
 from meshfusion.tools.mfctl.output import format_option, print_document
 
 _ROLES = ["engine", "operator", "read-only"]
@@ -56,7 +57,10 @@ def create(name: str, role: str, tenant: str, out: Path | None, output_format: s
 
 
 def _write_new(path: Path, text: str) -> None:
-    """Raises OSError, also when there is something already: a token in use is not replaced by a slip."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    """Raises ConfigError when there is something already: a token in use is not replaced by a slip. Raises OSError."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except FileExistsError:
+        raise ConfigError(f"--out: {path} exists", next_step="Name another file, or remove it.") from None
     with os.fdopen(descriptor, "w") as file:
         file.write(text + "\n")
