@@ -79,6 +79,8 @@ class ServiceLife:
             return False
         if not self._was_draining:
             self._was_draining = True
+            if not self._ending_count:
+                log.info("asked by a call to drain: stopping")
             if phase is Phase.DRAINING:
                 log.info("draining for at most %.1f s: %s open", remaining_s, _words(held))
                 self._notifier.tell(f"STATUS=Draining: {_words(held)} open.")

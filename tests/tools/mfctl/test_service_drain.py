@@ -77,6 +77,18 @@ def phase_of(service: ServiceProcess) -> str:
     return str(document["phase"])
 
 
+def test_the_log_says_why_a_service_with_nothing_open_stopped(tmp_path: Path) -> None:
+    with ServiceProcess(small_config(tmp_path)) as service:
+        assert run("service", "drain", "--service", service.address).exit_code == 0
+        assert service.end() == 0
+        assert "asked by a call to drain: stopping" in service.log
+    with ServiceProcess(service.config) as again:
+        again.process.send_signal(signal.SIGTERM)
+        assert again.end() == 0
+        assert "SIGTERM: stopping" in again.log
+        assert "asked by a call" not in again.log
+
+
 def test_a_deadline_that_passes_is_told_and_exits_1(tmp_path: Path) -> None:
     with ServiceProcess(small_config(tmp_path)) as service:
         client = GrpcChunkService(service.address)
