@@ -59,8 +59,8 @@ def _takes_in(host: str, other: str) -> bool:
         return True
     if host == "localhost":
         return TcpAddress(other, 0).is_loopback
-    # What listens on :: takes IPv4 too, unless it says otherwise.
-    return host == "::" or (host == "0.0.0.0" and ":" not in other)
+    # gRPC takes both families for either.
+    return host in ("::", "0.0.0.0")
 
 
 def parse_address(text: str) -> UnixAddress | TcpAddress:
