@@ -35,12 +35,13 @@ def address_of(address: str | None, config_path: Path | None) -> str:
         raise click.UsageError("Name the running service, by either --service ADDRESS or --config FILE.")
     if address is not None:
         return address
-    from meshfusion.dpu.config import load_service_config
     from meshfusion.dpu.owner_lock import served_at
     from meshfusion.dpu.pool_dir import PoolLayout
+    from meshfusion.tools.mfctl.config_model import config_alone
 
     assert config_path is not None
-    config = load_service_config(config_path)
+    # Alone: a certificate that has expired keeps nobody from draining the service that has it.
+    config = config_alone(config_path)
     # Where it is served may have been changed in the file since.
     return served_at(PoolLayout(config.pool.path)) or config.listen
 

@@ -89,6 +89,18 @@ def test_the_log_says_why_a_service_with_nothing_open_stopped(tmp_path: Path) ->
         assert "asked by a call" not in again.log
 
 
+def test_what_a_configuration_names_may_be_gone(tmp_path: Path) -> None:
+    with ServiceProcess(small_config(tmp_path)) as service:
+        with service.config.open("a") as file:
+            file.write("audit: {path: /no/such/audit.log}\n")
+        assert run("config", "check", str(service.config)).exit_code == 1
+        refused = run("service", "reload", "--config", str(service.config))
+        assert (refused.exit_code, "the directory /no/such does not exist" in refused.stderr) == (1, True)
+        assert run("service", "state", "--config", str(service.config)).exit_code == 0
+        assert run("service", "drain", "--config", str(service.config)).exit_code == 0
+        assert service.end() == 0
+
+
 def test_a_deadline_that_passes_is_told_and_exits_1(tmp_path: Path) -> None:
     with ServiceProcess(small_config(tmp_path)) as service:
         client = GrpcChunkService(service.address)
