@@ -17,6 +17,7 @@ from meshfusion.dpu.api.drive_types import DriveAdmin, RemoveDriveRequest
 from meshfusion.dpu.api.error_codec import encode_error
 from meshfusion.dpu.api.limits import MAX_MESSAGE_BYTES, check_id, check_key, malformed
 from meshfusion.dpu.api.listen import bind
+from meshfusion.dpu.api.named_pools import NamedPools, OnePool
 from meshfusion.dpu.api.types import AbortRequest, ChunkService, DetachRequest, ReleaseRequest
 from meshfusion.dpu.api.v1 import chunk_pb2 as pb
 from meshfusion.jbof.errors import MeshFusionError, ServiceError, ServiceUnavailableError
@@ -57,11 +58,12 @@ def serve(
     listen: str,
     *,
     admin: DriveAdmin | None = None,
+    pools: NamedPools | None = None,
     thread_count: int = 32,
     max_concurrent_calls: int = 256,
 ) -> RunningServer:
     """Start serving ``service``, and ``admin`` to operators, at ``listen`` (``unix:///path`` or ``host:port``) and
-    return at once.
+    return at once. ``pools``: those of a service of several, which then are what operators ask, instead of ``admin``.
 
     Writers' calls wait for the index to be synced, so there are more threads than could compute at once: a lookup
     must find a free one. More than ``max_concurrent_calls`` are refused with RESOURCE_EXHAUSTED. ``service`` must
@@ -80,9 +82,10 @@ def serve(
         ],
     )
     undos: dict[str, Undo] = {"Match": _undo_match(service), "Reserve": _undo_reserve(service)}
-    served = {SERVICE_NAME: _handlers("ChunkService", _calls(service), undos)}
-    if admin is not None:
-        served[ADMIN_NAME] = _handlers("DriveAdmin", _admin_calls(admin), {})
+    named = OnePool(service, admin) if pools is None else pools
+    served = {SERVICE_NAME: _handlers("ChunkService", _calls(service, named), undos)}
+    if admin is not None or pools is not None:
+        served[ADMIN_NAME] = _handlers("DriveAdmin", _admin_calls(named), {})
     server.add_generic_rpc_handlers(
         tuple(grpc.method_handlers_generic_handler(name, handlers) for name, handlers in served.items())
     )
@@ -110,24 +113,29 @@ def _handlers(
     }
 
 
-def _admin_calls(admin: DriveAdmin) -> dict[str, Call]:
+def _admin_calls(pools: NamedPools) -> dict[str, Call]:
     c = codec_drives
 
+    def add(m: pb.AddDriveRequest, d: float) -> Message:
+        return c.drive_status_to_pb(pools.admin(m.pool).add_drive(c.add_drive_request_from_pb(m), deadline_s=d))
+
+    def drain(m: pb.DrainDriveRequest, d: float) -> Message:
+        return c.drive_status_to_pb(pools.admin(m.pool).drain_drive(c.drain_drive_request_from_pb(m), deadline_s=d))
+
     def remove(m: pb.RemoveDriveRequest, d: float) -> Message:
-        return pb.RemoveDriveReply(chunk_count=admin.remove_drive(RemoveDriveRequest(m.number), deadline_s=d))
+        count = pools.admin(m.pool).remove_drive(RemoveDriveRequest(m.number), deadline_s=d)
+        return pb.RemoveDriveReply(chunk_count=count)
 
     return {
-        "Drives": lambda m, d: c.drives_reply_to_pb(admin.drives(deadline_s=d)),
-        "AddDrive": lambda m, d: c.drive_status_to_pb(admin.add_drive(c.add_drive_request_from_pb(m), deadline_s=d)),
-        "DrainDrive": lambda m, d: c.drive_status_to_pb(
-            admin.drain_drive(c.drain_drive_request_from_pb(m), deadline_s=d)
-        ),
+        "Drives": lambda m, d: c.drives_reply_to_pb(pools.admin(m.pool).drives(deadline_s=d)),
+        "AddDrive": add,
+        "DrainDrive": drain,
         "RemoveDrive": remove,
     }
 
 
-def _calls(service: ChunkService) -> dict[str, Call]:
-    """Each call of the API: decode, ask the service, encode."""
+def _calls(service: ChunkService, pools: NamedPools) -> dict[str, Call]:
+    """Each call of the API: decode, ask the service, encode. ``pools``: for what operators ask."""
     r, w, s = codec, codec_writes, service
 
     def release(m: pb.ReleaseRequest, d: float) -> Message:
@@ -143,8 +151,11 @@ def _calls(service: ChunkService) -> dict[str, Call]:
         return pb.DetachReply()
 
     def get_chunk(m: pb.GetChunkRequest, d: float) -> Message:
-        chunk = s.get_chunk(check_key("key", m.key), deadline_s=d)
+        chunk = pools.chunks(m.pool).get_chunk(check_key("key", m.key), deadline_s=d)
         return pb.GetChunkReply(chunk=None if chunk is None else r.chunk_to_pb(chunk))
+
+    def list_chunks(m: pb.ListRequest, d: float) -> Message:
+        return r.list_reply_to_pb(pools.chunks(m.pool).list_chunks(r.list_request_from_pb(m), deadline_s=d))
 
     return {
         "Attach": lambda m, d: r.attachment_to_pb(s.attach(r.attach_request_from_pb(m), deadline_s=d)),
@@ -158,8 +169,8 @@ def _calls(service: ChunkService) -> dict[str, Call]:
         "Heartbeat": lambda m, d: r.heartbeat_reply_to_pb(s.heartbeat(r.heartbeat_request_from_pb(m), deadline_s=d)),
         "Drop": lambda m, d: pb.DropReply(dropped=s.drop(r.drop_request_from_pb(m), deadline_s=d)),
         "Detach": detach,
-        "Status": lambda m, d: codec_status.pool_status_to_pb(s.status(deadline_s=d)),
-        "ListChunks": lambda m, d: r.list_reply_to_pb(s.list_chunks(r.list_request_from_pb(m), deadline_s=d)),
+        "Status": lambda m, d: codec_status.pool_status_to_pb(pools.chunks(m.pool).status(deadline_s=d)),
+        "ListChunks": list_chunks,
         "GetChunk": get_chunk,
     }
 

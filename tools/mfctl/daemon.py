@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -11,18 +12,19 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from meshfusion.dpu.config import LogConfig, ServiceConfig, notes_on_pool
+from meshfusion.dpu.config import LogConfig, ServedPool, ServiceConfig
 from meshfusion.dpu.config_pool import pool_is_absent
 from meshfusion.jbof.errors import FormatError
 
 if TYPE_CHECKING:
     from types import FrameType
 
+    from meshfusion.dpu.config_exports import ExportsConfig
     from meshfusion.dpu.pool import Pool
     from meshfusion.dpu.pool_opening import MakeExports
+    from meshfusion.dpu.tenancy import PoolRouter
 
 log = logging.getLogger("meshfusion.service")
 
@@ -37,16 +39,16 @@ def run_service(config: ServiceConfig, *, ready_as_json: bool, may_take_over: bo
     """
     configure_logging(config.log)
     stop = _StopSignal()
-    pool = _open_pool(config, stop.damaged, may_take_over=may_take_over)
+    pool = _open_pools(config, stop.damaged, may_take_over=may_take_over)
     try:
         stop.defer()
         # After the pool: its checks may start child processes, which gRPC's threads do not like.
         from meshfusion.dpu.api.server import serve
 
-        server = serve(pool, config.listen, admin=pool.drive_admin)
+        server = serve(pool, config.listen, **_for_operators(pool))
         try:
             pool.announce_service(server.address)
-            print(_ready_line(server.address, config.pool.path, pool.pool_uuid, ready_as_json), flush=True)
+            print(_ready_line(server.address, config, pool, ready_as_json), flush=True)
             signal_name = stop.wait()
             log.info("%s: stopping", signal_name)
         finally:
@@ -56,7 +58,32 @@ def run_service(config: ServiceConfig, *, ready_as_json: bool, may_take_over: bo
     log.info("stopped")
 
 
-def _open_pool(config: ServiceConfig, damaged: Callable[[FormatError], None], *, may_take_over: bool) -> Pool:
+def _open_pools(
+    config: ServiceConfig, damaged: Callable[[FormatError], None], *, may_take_over: bool
+) -> Pool | PoolRouter:
+    """All, or none."""
+    from meshfusion.dpu.tenancy import PoolRouter, TenantPool
+
+    with contextlib.ExitStack() as opened:
+        pools: dict[str, Pool] = {}
+        for served in config.served:
+            pool = pools[served.name] = _open_pool(config, served, damaged, may_take_over=may_take_over)
+            opened.callback(pool.close)
+        opened.pop_all()
+    if config.pools is None:
+        return pool
+    return PoolRouter({served.name: TenantPool(pools[served.name], served.tenants) for served in config.served})
+
+
+def _for_operators(pool: Pool | PoolRouter) -> dict[str, Any]:
+    from meshfusion.dpu.pool import Pool
+
+    return {"admin": pool.drive_admin} if isinstance(pool, Pool) else {"pools": pool}
+
+
+def _open_pool(
+    config: ServiceConfig, served: ServedPool, damaged: Callable[[FormatError], None], *, may_take_over: bool
+) -> Pool:
     from meshfusion.dpu.api.address import parse_address
     from meshfusion.dpu.api.listen import check_free
     from meshfusion.dpu.pool import Pool, PoolOptions
@@ -64,50 +91,59 @@ def _open_pool(config: ServiceConfig, damaged: Callable[[FormatError], None], *,
     from meshfusion.dpu.pool_tending import Policy
     from meshfusion.dpu.running_drives import DriveOptions
 
-    if config.pool.create and pool_is_absent(config.pool.path):
-        assert config.pool.size is not None, "load_service_config asks for it when the pool is absent"
+    if served.pool.create and pool_is_absent(served.pool.path):
+        assert served.pool.size is not None, "load_service_config asks for it when the pool is absent"
         check_free(parse_address(config.listen))  # so that a slip here leaves no pool of that size behind
-        if config.exports is not None:
+        if served.exports is not None:
             from meshfusion.dpu.export.opening import check_target
 
-            check_target(config.exports.target)
+            check_target(served.exports.target)
         create_pool_of_drives(
-            config.pool.path,
-            size_bytes=config.pool.size,
-            segment_bytes=config.pool.segment_size,
-            data_paths=config.pool.data_path or (None,),
+            served.pool.path,
+            size_bytes=served.pool.size,
+            segment_bytes=served.pool.segment_size,
+            data_paths=served.pool.data_path or (None,),
         )
-        log.info("created pool %s", config.pool.path)
-    for note in notes_on_pool(config.pool):
+        log.info("created pool %s", served.pool.path)
+    for note in served.notes:
         log.warning("%s", note)
     options = PoolOptions(
         **config.leases.model_dump(),
-        policy=Policy(config.medium.policy),
-        drive_writes_per_day=config.medium.drive_writes_per_day,
-        free_fraction=config.medium.free_fraction,
+        policy=Policy(served.medium.policy),
+        drive_writes_per_day=served.medium.drive_writes_per_day,
+        free_fraction=served.medium.free_fraction,
     )
     pool = Pool.open(
-        config.pool.path,
+        served.pool.path,
         options,
-        exports=_exports(config),
+        exports=_exports(served.exports),
         damaged=damaged,
         drive_options=DriveOptions(**config.drives.model_dump()),
         may_take_over=may_take_over,
+        tenants=served.tenants,
     )
-    log.info("opened pool %s (%s)", config.pool.path, pool.pool_uuid)
+    log.info("opened pool %s (%s)", served.pool.path, pool.pool_uuid)
     return pool
 
 
-def _exports(config: ServiceConfig) -> MakeExports | None:
-    if config.exports is None:
+def _exports(exports: ExportsConfig | None) -> MakeExports | None:
+    if exports is None:
         return None
     from meshfusion.dpu.export.opening import keeper_of
 
-    return partial(keeper_of, config.exports)
+    return partial(keeper_of, exports)
 
 
-def _ready_line(address: str, path: Path, pool_uuid: str, as_json: bool) -> str:
-    fields = {"address": address, "pool": str(path), "pool_uuid": pool_uuid, "pid": os.getpid()}
+def _ready_line(address: str, config: ServiceConfig, pool: Pool | PoolRouter, as_json: bool) -> str:
+    from meshfusion.dpu.pool import Pool
+
+    fields: dict[str, object] = {"address": address}
+    if isinstance(pool, Pool):
+        (served,) = config.served
+        fields |= {"pool": str(served.pool.path), "pool_uuid": pool.pool_uuid}
+    else:
+        fields["pools"] = pool.uuids if as_json else ",".join(pool.uuids)
+    fields["pid"] = os.getpid()
     if as_json:
         return json.dumps({"ready": True, **fields})
     return "ready " + " ".join(f"{name}={value}" for name, value in fields.items())

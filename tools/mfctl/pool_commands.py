@@ -123,13 +123,13 @@ def create(
 @click.argument("path", type=PATH, required=False)
 @source_options
 @format_option
-def status(path: Path | None, address: str | None, timeout_s: float, output_format: str) -> None:
+def status(path: Path | None, address: str | None, pool_name: str, timeout_s: float, output_format: str) -> None:
     """Show what a pool holds and who uses it.
 
     From PATH, it is read beside whoever owns the pool and shows what is on the medium; leases, grants and holders
     are known only to the service: use --service.
     """
-    result = read_status(path, address, timeout_s)
+    result = read_status(path, address, pool_name, timeout_s)
     if output_format != "table":
         print_document(status_object(result), output_format)
     else:

@@ -9,7 +9,7 @@ from typing import Any, Final, Protocol
 
 from meshfusion.dpu.api.drive_client import GrpcDriveAdmin
 from meshfusion.dpu.api.drive_types import AddDriveRequest, DrainDriveRequest, DriveStatus, RemoveDriveRequest
-from meshfusion.dpu.owner_lock import served_at
+from meshfusion.dpu.owner_lock import served_as, served_at
 from meshfusion.dpu.pool_create import add_drive
 from meshfusion.dpu.pool_dir import PoolLayout
 from meshfusion.dpu.pool_drives import find_drives
@@ -40,14 +40,15 @@ class PoolDrivesSource(Protocol):
 
 
 def drives_of(pool: Path) -> PoolDrivesSource:
-    address = served_at(PoolLayout(pool.absolute()))
-    return _Served(pool, address) if address else _AtRest(pool)
+    layout = PoolLayout(pool.absolute())
+    address = served_at(layout)
+    return _Served(pool, address, served_as(layout)) if address else _AtRest(pool)
 
 
 class _Served:
-    def __init__(self, pool: Path, address: str) -> None:
+    def __init__(self, pool: Path, address: str, name: str) -> None:
         self._pool = pool
-        self._admin = GrpcDriveAdmin(address)
+        self._admin = GrpcDriveAdmin(address, pool=name)
 
     def rows(self) -> list[dict[str, Any]]:
         return [self._row(drive) for drive in self._admin.drives(deadline_s=_DEADLINE_S)]
