@@ -172,12 +172,10 @@ class _Describer:
         """Is there a value, and which? As it was written: a size is turned into a number before it is judged."""
         value = self._document.data
         for part in (*self._at, *at):
-            if isinstance(value, list) and isinstance(part, int) and part < len(value):
-                value = value[part]
-            elif isinstance(value, dict) and part in value:
-                value = value[part]
-            else:
+            is_there = part < len(value) if isinstance(value, list) and isinstance(part, int) else False
+            if not is_there and not (isinstance(value, dict) and part in value):
                 return False, None
+            value = value[part]
         return True, value
 
 

@@ -47,8 +47,12 @@ def problems_of(tmp_path: Path, text: str, *, closely: bool = False) -> list[str
 
 def test_each_pool_has_its_tenants_and_its_medium(tmp_path: Path) -> None:
     red, shared = load(tmp_path, TWO).served
-    assert (red.name, red.tenants, red.medium.drive_writes_per_day) == ("red", {"red"}, 1.0)
-    assert (shared.name, shared.tenants, shared.medium.drive_writes_per_day) == ("shared", {"blue", "green"}, None)
+    assert (red.name, red.tenants, red.medium.drive_writes_per_day) == ("red", frozenset({"red"}), 1.0)
+    assert (shared.name, shared.tenants, shared.medium.drive_writes_per_day) == (
+        "shared",
+        frozenset({"blue", "green"}),
+        None,
+    )
     assert [served.pool.path.name for served in (red, shared)] == ["red", "shared"]
 
 
@@ -175,4 +179,4 @@ def test_the_example_of_several_pools_is_one(tmp_path: Path) -> None:
     pool = f"{{path: {tmp_path}/red, create: true, size: 4GiB}}"
     text = "\n".join(keys).replace("pool: {}", f"pool: {pool}")
     config = load(tmp_path, f"listen: unix://{tmp_path}/s\n{text}\n")
-    assert [(served.name, served.tenants) for served in config.served] == [("red", {"red"})]
+    assert [(served.name, served.tenants) for served in config.served] == [("red", frozenset({"red"}))]
