@@ -18,6 +18,7 @@ from types import TracebackType
 
 from meshfusion.dpu.api import types as api
 from meshfusion.dpu.api.tenant import DEFAULT_TENANT
+from meshfusion.dpu.drive_keys import DriveKeys
 from meshfusion.dpu.drive_owners import OpenReservable, open_block_reservable
 from meshfusion.dpu.index_proof import FIRST_LOOK_S
 from meshfusion.dpu.pool_create import create_pool
@@ -61,13 +62,15 @@ class Pool:
         may_take_over: bool = False,
         open_reservable: OpenReservable = open_block_reservable,
         tenants: frozenset[str] = frozenset({DEFAULT_TENANT}),
+        drive_keys: DriveKeys | None = None,
     ) -> Pool:
         """Own the pool at ``path``. ``exports`` makes the keeper of its exports: without one, data is reached locally.
         ``damaged``: the pool may be served before its index is looked through, ``first_look_s`` after the scan's begin;
         it is told, from a thread, when the scan then finds that the process must end. Without it the whole comes first.
 
         ``may_take_over``: drives that another machine's service owns are taken from it: it is dead, or to be cut off.
-        ``tenants``: whose engines may use it, and so see what it holds.
+        ``tenants``: whose engines may use it, and so see what it holds. ``drive_keys``: the service's, where it has
+        other pools, too.
 
         Raises PoolBusyError, FormatError or MediaError, each with a way out, what ``exports`` raises, and ConfigError
         when hosts may still reach the data through other exports than these, and when it holds what is of others.
@@ -80,6 +83,7 @@ class Pool:
             may_take_over=may_take_over,
             open_reservable=open_reservable,
             tenants=tenants,
+            drive_keys=drive_keys or DriveKeys(),
         )
         with contextlib.ExitStack() as opened:
             taken = take_pool(PoolLayout(path.absolute()), taking, opened)

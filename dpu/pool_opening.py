@@ -7,10 +7,11 @@ import logging
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from meshfusion.dpu.api.tenant import DEFAULT_TENANT
 from meshfusion.dpu.budgets import Budgets
+from meshfusion.dpu.drive_keys import DriveKeys
 from meshfusion.dpu.drive_owners import DriveOwners, OpenReservable, open_block_reservable, service_id
 from meshfusion.dpu.export.keeper import ExportKeeper
 from meshfusion.dpu.index import Index
@@ -48,7 +49,7 @@ class PoolOptions(StoreOptions):
 class Taking:
     """How a pool is taken. ``first_look_s``: the pool may be served so long after the begin of its index' scan; None:
     only when that is over. ``may_take_over``: drives that another machine's service owns are taken from it.
-    ``tenants``: whose engines may use it."""
+    ``tenants``: whose engines may use it. ``drive_keys``: of the service, for all its pools."""
 
     options: PoolOptions
     clock: Callable[[], float] = time.monotonic
@@ -57,6 +58,7 @@ class Taking:
     may_take_over: bool = False
     open_reservable: OpenReservable = open_block_reservable
     tenants: frozenset[str] = frozenset({DEFAULT_TENANT})
+    drive_keys: DriveKeys = field(default_factory=DriveKeys)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,9 @@ def take_pool(layout: PoolLayout, taking: Taking, opened: contextlib.ExitStack) 
         logger.warning("%s; the other copy is used", "; ".join(found.label_problems))
     drives = OpenDrives.open(found)
     opened.callback(drives.close)
-    owners = DriveOwners(service_id(layout), taking.open_reservable, may_take_over=taking.may_take_over)
+    owners = DriveOwners(
+        service_id(layout), taking.open_reservable, may_take_over=taking.may_take_over, keys=taking.drive_keys
+    )
     opened.callback(owners.abandon)
     make_exports = taking.make_exports
     exports = None if make_exports is None else make_exports(uuid.UUID(found.pool_uuid), layout)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from meshfusion.dpu.config_exports import ExportsConfig
+    from meshfusion.dpu.drive_keys import DriveKeys
     from meshfusion.dpu.pool import Pool
     from meshfusion.dpu.pool_opening import MakeExports
     from meshfusion.dpu.tenancy import PoolRouter
@@ -62,12 +63,14 @@ def _open_pools(
     config: ServiceConfig, damaged: Callable[[FormatError], None], *, may_take_over: bool
 ) -> Pool | PoolRouter:
     """All, or none."""
+    from meshfusion.dpu.drive_keys import DriveKeys
     from meshfusion.dpu.tenancy import PoolRouter, TenantPool
 
+    keys = DriveKeys()
     with contextlib.ExitStack() as opened:
         pools: dict[str, Pool] = {}
         for served in config.served:
-            pool = pools[served.name] = _open_pool(config, served, damaged, may_take_over=may_take_over)
+            pool = pools[served.name] = _open_pool(config, served, damaged, keys, may_take_over=may_take_over)
             opened.callback(pool.close)
         opened.pop_all()
     if config.pools is None:
@@ -82,7 +85,12 @@ def _for_operators(pool: Pool | PoolRouter) -> dict[str, Any]:
 
 
 def _open_pool(
-    config: ServiceConfig, served: ServedPool, damaged: Callable[[FormatError], None], *, may_take_over: bool
+    config: ServiceConfig,
+    served: ServedPool,
+    damaged: Callable[[FormatError], None],
+    drive_keys: DriveKeys,
+    *,
+    may_take_over: bool,
 ) -> Pool:
     from meshfusion.dpu.api.address import parse_address
     from meshfusion.dpu.api.listen import check_free
@@ -121,6 +129,7 @@ def _open_pool(
         drive_options=DriveOptions(**config.drives.model_dump()),
         may_take_over=may_take_over,
         tenants=served.tenants,
+        drive_keys=drive_keys,
     )
     log.info("opened pool %s (%s)", served.pool.path, pool.pool_uuid)
     return pool
