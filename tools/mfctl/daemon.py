@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("meshfusion.service")
 
 STOP_GRACE_S = 5.0
+ZEROING_LOG_S = 30.0
 
 
 def run_service(config: ServiceConfig, *, ready_as_json: bool, may_take_over: bool = False) -> None:
@@ -111,6 +112,7 @@ def _open_pool(
             size_bytes=served.pool.size,
             segment_bytes=served.pool.segment_size,
             data_paths=served.pool.data_path or (None,),
+            tell=_ZeroingLog(),
         )
         log.info("created pool %s", served.pool.path)
     for note in served.notes:
@@ -133,6 +135,19 @@ def _open_pool(
     )
     log.info("opened pool %s (%s)", served.pool.path, pool.pool_uuid)
     return pool
+
+
+class _ZeroingLog:
+    """Says now and then how far the zeroing of a new pool's drive is, which may take long."""
+
+    def __init__(self) -> None:
+        self._told_s = time.monotonic()
+
+    def __call__(self, done_bytes: int, total_bytes: int) -> None:
+        now_s = time.monotonic()
+        if now_s - self._told_s >= ZEROING_LOG_S:
+            self._told_s = now_s
+            log.info("zeroing a new pool's drive: %d of %d MiB", done_bytes >> 20, total_bytes >> 20)
 
 
 def _exports(exports: ExportsConfig | None) -> MakeExports | None:

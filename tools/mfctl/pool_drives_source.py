@@ -15,6 +15,7 @@ from meshfusion.dpu.pool_dir import PoolLayout
 from meshfusion.dpu.pool_drives import find_drives
 from meshfusion.dpu.pool_remove import remove_drive, set_draining
 from meshfusion.jbof.drives.life_words import Reason
+from meshfusion.tools.mfctl.progress import Progress
 
 _DEADLINE_S: Final = 60.0
 
@@ -128,7 +129,14 @@ class _AtRest:
         return sorted(rows, key=lambda row: int(row["number"]))
 
     def add(self, size_bytes: int, data_path: Path | None, serial: str | None) -> tuple[int, int]:
-        label = add_drive(self._pool, size_bytes=size_bytes, data_path=data_path, overwrite_serial=serial)
+        with Progress("zeroing") as progress:
+            label = add_drive(
+                self._pool,
+                size_bytes=size_bytes,
+                data_path=data_path,
+                overwrite_serial=serial,
+                tell=progress.update,
+            )
         return label.drive_number, label.segment_count
 
     def drain(self, number: int, *, is_ended: bool) -> None:
