@@ -23,6 +23,7 @@ from meshfusion.dpu.config_types import (
     DriveWrites,
     Fraction,
     FreeFraction,
+    RateBytes,
     Seconds,
     SizeBytes,
 )
@@ -115,6 +116,19 @@ class MediumConfig(ConfigModel):
     )
 
 
+class LimitsConfig(ConfigModel):
+    """How much hosts read and write; only with target: spdk."""
+
+    read_bytes_per_s: RateBytes | None = Field(
+        default=None,
+        description="Most that all hosts together read from each drive of the pool in a second, in whole MiB.",
+        examples=["2GiB"],
+    )
+    write_bytes_per_s: RateBytes | None = Field(
+        default=None, description="The same of what they write.", examples=["500MiB"]
+    )
+
+
 class TenantPoolConfig(ConfigModel):
     """One of several pools, and whose it is."""
 
@@ -126,6 +140,7 @@ class TenantPoolConfig(ConfigModel):
     )
     pool: PoolConfig
     medium: MediumConfig = MediumConfig()
+    limits: LimitsConfig = LimitsConfig()
     bdevs: dict[Annotated[int, Field(ge=0, le=MAX_DRIVE_NUMBER)], str] = Field(
         default_factory=dict,
         description="With target: spdk, the bdevs that are there already, by the numbers of this pool's drives.",
@@ -177,22 +192,25 @@ class ServiceConfig(ConfigModel):
         """The pools, of which there is one or more."""
         if self.pools is None:
             assert self.pool is not None, "checked with the file"
-            return (ServedPool("", frozenset({DEFAULT_TENANT}), self.pool, self.medium, self.exports),)
+            return (ServedPool("", frozenset({DEFAULT_TENANT}), self.pool, self.medium, self.exports, None),)
         return tuple(
-            ServedPool(name, frozenset(one.tenants), one.pool, one.medium, exports_of(self.exports, one.bdevs))
+            ServedPool(
+                name, frozenset(one.tenants), one.pool, one.medium, exports_of(self.exports, one.bdevs), one.limits
+            )
             for name, one in self.pools.items()
         )
 
 
 @dataclass(frozen=True, slots=True)
 class ServedPool:
-    """``name``: "" for the only one of a service without ``pools``."""
+    """``name``: "" for the only one of a service without ``pools``. ``limits`` None: not this service's affair."""
 
     name: str
     tenants: frozenset[str]
     pool: PoolConfig
     medium: MediumConfig
     exports: ExportsConfig | None
+    limits: LimitsConfig | None
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -52,6 +52,10 @@ def _several(name: str, info: FieldInfo, indent: str) -> list[str]:
     lines = [f"{indent}{name}:", f"{inner}{(info.examples or ['name'])[0]}:"]
     for field, part in each.model_fields.items():
         nested = _model_of(part.annotation)
+        if nested is not None and field not in ServiceConfig.model_fields:
+            lines += [*_comment(nested.__doc__ or "", inner + "  "), f"{inner}  {field}:"]
+            lines += _fields(nested, inner + "    ")
+            continue
         value = f"{{}}  # as {field} in this file" if nested else _scalar((part.examples or [part.default])[0])
         lines += [] if nested else _comment(part.description or "", inner + "  ")
         lines.append(f"{inner}  {field}: {value}")

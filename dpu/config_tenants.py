@@ -54,6 +54,7 @@ def pools_problems(data: Any, meant: frozenset[FieldPath], *, closely: bool) -> 
             fix = f"remove one of them; each pool's stands in pools.NAME.{instead}"
             yield (name,), None, "stands beside pools", fix
     yield from _bdev_problems(data, pools)
+    yield from _limit_problems(data, pools)
     if isinstance(pools, dict):
         if not 1 <= len(pools) <= MAX_POOLS:
             yield ("pools",), None, f"has {len(pools)} pools", f"name 1 to {MAX_POOLS}"
@@ -103,6 +104,16 @@ def _bdev_problems(data: Any, pools: Any) -> Iterator[_Problem]:
                 yield at, bdev, "is named twice", "name one for each drive"
             if owners.setdefault(bdev, str(name)) != str(name):
                 yield at, bdev, f"is a bdev of pools.{owners[bdev]}, too", "name one for each drive of each pool"
+
+
+def _limit_problems(data: Any, pools: Any) -> Iterator[_Problem]:
+    if value_at(data, ("exports", "target")) == "spdk":
+        return
+    for name, one in pools.items() if isinstance(pools, dict) else ():
+        limits = one.get("limits") if isinstance(one, dict) else None
+        if isinstance(limits, dict) and any(value is not None for value in limits.values()):
+            problem = "need an SPDK: neither the kernel's target nor local access can limit how fast hosts are"
+            yield ("pools", str(name), "limits"), None, problem, "remove them, or use exports with target: spdk"
 
 
 # ---- places ------------------------------------------------------------------------------------------------------

@@ -59,7 +59,7 @@ def test_each_pool_has_its_tenants_and_its_medium(tmp_path: Path) -> None:
 def test_without_pools_there_is_one_for_the_default_tenant(tmp_path: Path) -> None:
     config = load(tmp_path, "listen: unix://$TMP/s\npool: {path: $TMP/p, create: true, size: 4GiB}\n")
     assert config.pool is not None
-    assert config.served == (ServedPool("", frozenset({"default"}), config.pool, config.medium, None),)
+    assert config.served == (ServedPool("", frozenset({"default"}), config.pool, config.medium, None, None),)
 
 
 @pytest.mark.parametrize(
@@ -169,6 +169,23 @@ def test_bdevs_are_named_for_each_pool(tmp_path: Path) -> None:
     both = red_bdevs.replace("[blue, green]", "[blue, green]\n    bdevs: {0: lvs/red}")
     (problem,) = problems_of(tmp_path, both + SPDK % "")
     assert "pools.shared.bdevs = 'lvs/red': is a bdev of pools.red, too" in problem
+
+
+def test_limits_are_kept_by_an_spdk_or_refused(tmp_path: Path) -> None:
+    limited = TWO.replace("    medium", "    limits: {read_bytes_per_s: 2GiB}\n    medium")
+    red, shared = load(tmp_path, limited + SPDK % "").served
+    assert red.limits is not None
+    assert (red.limits.read_bytes_per_s, red.limits.write_bytes_per_s) == (2 << 30, None)
+    assert shared.limits is not None, "a limit that was there before is taken away"
+    assert shared.limits.read_bytes_per_s is None
+    nvmet = "exports: {target: nvmet, portals: ['tcp://127.0.0.1:4420']}\n"
+    for exports in ("", nvmet):
+        (problem,) = problems_of(tmp_path, limited + exports)
+        assert re.match(r"line 6: pools\.red\.limits: need an SPDK: neither the kernel's target nor local", problem)
+        load(tmp_path, limited.replace("2GiB", "null") + exports)
+    for bad in ("0", "1MB", "1048577", "fast"):
+        (problem,) = problems_of(tmp_path, limited.replace("2GiB", bad) + SPDK % "")
+        assert problem.startswith("line 6: pools.red.limits.read_bytes_per_s = "), problem
 
 
 def test_the_example_of_several_pools_is_one(tmp_path: Path) -> None:

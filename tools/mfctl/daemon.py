@@ -14,7 +14,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from meshfusion.dpu.config import LogConfig, ServedPool, ServiceConfig
+from meshfusion.dpu.config import LimitsConfig, LogConfig, ServedPool, ServiceConfig
 from meshfusion.dpu.config_pool import pool_is_absent
 from meshfusion.jbof.errors import FormatError
 
@@ -126,7 +126,7 @@ def _open_pool(
     pool = Pool.open(
         served.pool.path,
         options,
-        exports=_exports(served.exports),
+        exports=_exports(served.exports, served.limits),
         damaged=damaged,
         drive_options=DriveOptions(**config.drives.model_dump()),
         may_take_over=may_take_over,
@@ -150,12 +150,13 @@ class _ZeroingLog:
             log.info("zeroing a new pool's drive: %d of %d MiB", done_bytes >> 20, total_bytes >> 20)
 
 
-def _exports(exports: ExportsConfig | None) -> MakeExports | None:
+def _exports(exports: ExportsConfig | None, limits: LimitsConfig | None) -> MakeExports | None:
     if exports is None:
         return None
     from meshfusion.dpu.export.opening import keeper_of
+    from meshfusion.dpu.export.spdk.rate_limits import RateLimits
 
-    return partial(keeper_of, exports)
+    return partial(keeper_of, exports, limits=None if limits is None else RateLimits(**limits.model_dump()))
 
 
 def _ready_line(address: str, config: ServiceConfig, pool: Pool | PoolRouter, as_json: bool) -> str:

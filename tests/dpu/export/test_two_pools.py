@@ -67,7 +67,7 @@ class TwoOnSpdk:
         def attach(rpc: FakeRpc) -> None:
             there = rpc.call("bdev_get_bdevs", 1.0)
             for name in plan.backings.values():
-                if {"name": name} not in there:
+                if name not in {bdev["name"] for bdev in there}:
                     rpc.call("bdev_malloc_create", 1.0, name=name, num_blocks=1, block_size=4096)
 
         settings = SpdkSettings(size(Machine(400 * MIB, 1, connections=4)), frozenset({"tcp"}), attach)  # type: ignore[arg-type]
