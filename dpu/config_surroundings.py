@@ -10,7 +10,7 @@ from typing import Any, Final
 from meshfusion.dpu.api.address import UnixAddress, parse_address
 from meshfusion.dpu.budgets import budget_problem
 from meshfusion.dpu.config_pool import NewPool, look_at_pool, new_geometries, pool_is_absent, room_problem
-from meshfusion.dpu.config_tenants import pools_of, value_at
+from meshfusion.dpu.config_tenants import pools_of, tenants_of, value_at
 from meshfusion.dpu.export.opening import check_target
 from meshfusion.dpu.pool_sizes import size_problems, usual_segment_bytes
 from meshfusion.dpu.yaml_document import FieldPath, YamlDocument
@@ -98,7 +98,8 @@ class _PoolLook:
         return (*self._at, name) in self._meant
 
     def _look_at_existing(self, pool: dict[Any, Any]) -> None:
-        found = look_at_pool(Path(pool["path"]))
+        tenants = tenants_of(self._document.data, self._at)
+        found = look_at_pool(Path(pool["path"]), tenants)
         if found.problem:
             self._add("path", pool["path"], found.problem.problem, found.problem.fix)
         self.warnings = found.warnings

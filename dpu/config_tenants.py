@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, NamedTuple
 
 from pydantic import AfterValidator
 
-from meshfusion.dpu.api.tenant import check_name
+from meshfusion.dpu.api.tenant import DEFAULT_TENANT, check_name
 from meshfusion.dpu.pool_dir import PoolLayout
 from meshfusion.dpu.pool_drives import find_drives
 from meshfusion.dpu.slices import block_devices_under
@@ -37,6 +37,14 @@ def pools_of(data: Any) -> list[tuple[str, ...]]:
     names = [name for name in pools if isinstance(name, str)] if isinstance(pools, dict) else []
     found = [("pool",), *(("pools", name, "pool") for name in names)]
     return [at for at in found if isinstance(value_at(data, at), dict)]
+
+
+def tenants_of(data: Any, at: tuple[str, ...]) -> frozenset[str]:
+    """Of the pool whose mapping stands ``at``."""
+    if at[0] == "pool":
+        return frozenset({DEFAULT_TENANT})
+    listed = value_at(data, (*at[:-1], "tenants"))
+    return frozenset(name for name in listed if isinstance(name, str)) if isinstance(listed, list) else frozenset()
 
 
 def pools_problems(data: Any, meant: frozenset[FieldPath], *, closely: bool) -> Iterator[_Problem]:

@@ -28,6 +28,13 @@ def admit_tenants(layout: PoolLayout, tenants: frozenset[str], *, is_new: bool) 
     Raises :class:`~meshfusion.jbof.errors.ConfigError` when some would come and others are not named any more,
     :class:`~meshfusion.jbof.errors.FormatError` for a note that cannot be read, and MediaError.
     """
+    before = check_tenants(layout, tenants, is_new=is_new)
+    if not tenants <= before:
+        _note(layout, before | tenants)
+
+
+def check_tenants(layout: PoolLayout, tenants: frozenset[str], *, is_new: bool) -> frozenset[str]:
+    """Those whose data it may hold by now. Raises as :func:`admit_tenants`, and changes nothing."""
     before = _noted(layout)
     if before is None:
         before = frozenset() if is_new else frozenset({DEFAULT_TENANT})
@@ -40,8 +47,7 @@ def admit_tenants(layout: PoolLayout, tenants: frozenset[str], *, is_new: bool) 
             next_step=f"create it anew, empty: rm -r {path}, then mfctl pool create {path}; or name {_listed(gone)} "
             "too, if they are to share it",
         )
-    if newcomers:
-        _note(layout, before | tenants)
+    return before
 
 
 def _listed(tenants: Collection[str]) -> str:

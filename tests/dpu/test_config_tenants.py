@@ -10,6 +10,7 @@ import pytest
 
 from meshfusion.dpu.config import ServedPool, ServiceConfig, examine_service_config, load_service_config
 from meshfusion.dpu.config_example import example_service_config
+from meshfusion.dpu.pool import Pool
 from meshfusion.dpu.pool_create import create_pool
 from meshfusion.dpu.yaml_document import read_yaml
 from meshfusion.jbof.config_problems import ConfigProblemsError
@@ -155,6 +156,18 @@ def test_a_pool_that_exists_has_its_drives(tmp_path: Path) -> None:
     create_pool(tmp_path / "s2", size_bytes=SIZE_BYTES, segment_bytes=SEGMENT_BYTES, data_path=tmp_path / "b")
     problems = problems_of(tmp_path, text, closely=True)
     assert any("pools.shared.pool.path = " in p and "is that of pools.red" in p for p in problems), problems
+
+
+def test_a_pool_that_holds_what_is_anothers_is_told_before_it_is_served(tmp_path: Path) -> None:
+    create_pool(tmp_path / "red", size_bytes=SIZE_BYTES, segment_bytes=SEGMENT_BYTES)
+    file = write(tmp_path, TWO.replace("4GiB", "257MiB"))
+    examine_service_config(file, read_yaml(file))
+    Pool.open(tmp_path / "red", tenants=frozenset({"blue"})).close()
+    (problem,) = problems_of(tmp_path, TWO.replace("4GiB", "257MiB"), closely=True)
+    assert re.match(r"line 5: pools\.red\.pool\.path = .*: tenants = red: the pool .*/red holds data of blue", problem)
+    alone = f"listen: unix://$TMP/s\npool: {{path: {tmp_path}/red}}\n"
+    (problem,) = problems_of(tmp_path, alone, closely=True)
+    assert "tenants = default: the pool" in problem
 
 
 SPDK = "exports: {target: spdk, portals: ['tcp://127.0.0.1:4420'], spdk: {socket: /s, memory: 8GiB%s}}\n"

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from meshfusion.dpu.pool import Pool
+from meshfusion.dpu.pool_rebuild import rebuild_index
 from meshfusion.jbof.errors import ConfigError, FormatError
-from tests.dpu.pool_cases import make_pool
+from tests.dpu.pool_cases import Holder, make_pool
 
 
 @pytest.fixture
@@ -64,3 +66,20 @@ def test_a_note_that_cannot_be_read_admits_nobody(path: Path) -> None:
         (path / "tenants").write_bytes(damage)
         with pytest.raises(FormatError, match="tenants is damaged"):
             serve_once(path, "red")
+
+
+def test_an_index_made_anew_changes_nothing_of_that(path: Path) -> None:
+    """The medium does not tell whose a chunk is; the pool does."""
+    with Pool.open(path, tenants=frozenset({"red"})) as pool, Holder(pool, tenant="red") as holder:
+        assert holder.put(0)
+    shutil.rmtree(path / "index")
+    rebuild_index(path)
+    with pytest.raises(ConfigError, match="holds data of red"):
+        serve_once(path, "blue")
+    with Pool.open(path, tenants=frozenset({"red"})) as pool, Holder(pool, tenant="red") as holder:
+        assert holder.match(0).chunk_count == 1
+    (path / "tenants").unlink()
+    shutil.rmtree(path / "index")
+    rebuild_index(path)
+    with pytest.raises(ConfigError, match="holds data of default"):
+        serve_once(path, "red")
