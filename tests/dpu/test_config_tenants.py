@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from meshfusion.dpu import config_tenants
 from meshfusion.dpu.config import ServedPool, ServiceConfig, examine_service_config, load_service_config
 from meshfusion.dpu.config_example import example_service_config
 from meshfusion.dpu.pool import Pool
@@ -168,6 +169,21 @@ def test_a_pool_that_holds_what_is_anothers_is_told_before_it_is_served(tmp_path
     alone = f"listen: unix://$TMP/s\npool: {{path: {tmp_path}/red}}\n"
     (problem,) = problems_of(tmp_path, alone, closely=True)
     assert "tenants = default: the pool" in problem
+
+
+def test_a_slice_of_a_drive_that_is_another_pools_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lock on the whole drive is none on its partitions."""
+    text = on_files(tmp_path, "data_path: $TMP/a", "data_path: $TMP/b")
+    load(tmp_path, text)
+    whole = (tmp_path / "a").stat()
+    under = {tmp_path / "b": frozenset({(whole.st_dev, whole.st_ino)})}
+    monkeypatch.setattr(config_tenants, "block_devices_under", lambda path: under.get(path, frozenset()))
+    for first, second in (("a", "b"), ("b", "a")):
+        swapped = on_files(tmp_path, f"data_path: $TMP/{first}", f"data_path: $TMP/{second}")
+        (problem,) = problems_of(tmp_path, swapped)
+        assert (
+            f"pools.shared.pool.data_path = '{tmp_path}/{second}': overlaps {tmp_path}/{first} of pools.red" in problem
+        )
 
 
 SPDK = "exports: {target: spdk, portals: ['tcp://127.0.0.1:4420'], spdk: {socket: /s, memory: 8GiB%s}}\n"
