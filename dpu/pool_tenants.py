@@ -22,14 +22,14 @@ _MAX_BYTES: Final = 1 << 20
 
 
 def admit_tenants(layout: PoolLayout, tenants: frozenset[str], *, is_new: bool) -> None:
-    """Serve these. ``is_new``: it was never served; one that was, and has no note, is of the one tenant there was
-    before notes were made. More may come to share it with all those who were there before, and some may leave.
+    """Serve these. ``is_new``: it was never served; one that was, and has no note, is the default tenant's, as all were
+    before there were notes. More may come to share it with all those who were there before, and some may leave.
 
     Raises :class:`~meshfusion.jbof.errors.ConfigError` when some would come and others are not named any more,
     :class:`~meshfusion.jbof.errors.FormatError` for a note that cannot be read, and MediaError.
     """
     before = check_tenants(layout, tenants, is_new=is_new)
-    if not tenants <= before:
+    if not tenants <= before and before | tenants != {DEFAULT_TENANT}:  # which none stands for, once it was served
         _note(layout, before | tenants)
 
 
