@@ -172,7 +172,8 @@ class _Describer:
         """Is there a value, and which? As it was written: a size is turned into a number before it is judged."""
         value = self._document.data
         for part in (*self._at, *at):
-            if not isinstance(value, dict) or part not in value:
+            is_there = part < len(value) if isinstance(value, list) and isinstance(part, int) else False
+            if not is_there and not (isinstance(value, dict) and part in value):
                 return False, None
             value = value[part]
         return True, value
@@ -236,9 +237,12 @@ def _example(info: FieldInfo | None) -> str:
 
 def _model_at(model: type[BaseModel], at: tuple[str | int, ...]) -> type[BaseModel] | None:
     """The model that describes the mapping at ``at``."""
-    for part in at:
+    parts = iter(at)
+    for part in parts:
         info = model.model_fields.get(str(part))
         nested = _nested_model(info.annotation) if info else None
+        if nested is None and info is not None and next(parts, None) is not None:  # the name of one of several
+            nested = _model_of_each(info.annotation)
         if nested is None:
             return None
         model = nested
@@ -248,6 +252,13 @@ def _model_at(model: type[BaseModel], at: tuple[str | int, ...]) -> type[BaseMod
 def _nested_model(annotation: Any) -> type[BaseModel] | None:
     options = typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
     return next((o for o in options if isinstance(o, type) and issubclass(o, BaseModel)), None)
+
+
+def _model_of_each(annotation: Any) -> type[BaseModel] | None:
+    """Of a mapping of names to what one model describes: that model."""
+    options = typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
+    of_names = (typing.get_args(option) for option in options if typing.get_origin(option) is dict)
+    return next((found for args in of_names if (found := _nested_model(args[1]))), None)
 
 
 def _short(value: object) -> str:

@@ -70,10 +70,12 @@ def _facts(config_path: Path, user: str) -> UnitFacts:
     config = config_alone(config_path)
     address = parse_address(config.listen)
     sockets = (address.path.parent,) if isinstance(address, UnixAddress) else ()
-    data_paths = config.pool.data_path or ()
+    pools = [served.pool for served in config.served]
+    data_paths = [path for pool in pools for path in pool.data_path or ()]
     devices = tuple(path for path in data_paths if path.is_block_device())
     files_of_data = tuple(path for path in data_paths if path not in devices)
-    logs = () if config.log.file is None else (config.log.file.parent,)
+    records = (config.log.file, None if config.audit is None else config.audit.path)
+    logs = tuple(file.parent for file in records if file is not None)
     is_nvmet = config.exports is not None and config.exports.target == "nvmet"
     if is_nvmet and user != "root":
         raise ConfigError(
@@ -87,16 +89,16 @@ def _facts(config_path: Path, user: str) -> UnitFacts:
         user=user,
         serve=(*mfctl, "service", "run", "--config", str(config_path)),
         reload=(*mfctl, "service", "reload", "--config", str(config_path)),
-        mounts=(config.pool.path, config_path),
+        mounts=(*(pool.path for pool in pools), config_path),
         writes=(
             *sockets,
-            config.pool.path if config.pool.path.exists() else config.pool.path.parent,
+            *(pool.path if pool.path.exists() else pool.path.parent for pool in pools),
             *files_of_data,
             *logs,
         ),
         reads=(programs, Path(sys.prefix), Path(__file__), config_path),
         stop_grace_s=config.stop_grace_s,
-        devices=(*devices, *_listed_devices(config.pool.path)),
+        devices=(*devices, *(device for pool in pools for device in _listed_devices(pool.path))),
         exports_by_kernel=is_nvmet,
     )
 
