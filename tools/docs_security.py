@@ -114,8 +114,9 @@ counts when the service is started again.
 ## The audit log
 
 Every call marked in the table above leaves two JSON lines in `audit.path`, by default `audit.log` in the pool's
-directory, and with `pools` to be named (mode 0600): one before it begins (`"outcome": "begun"`), with its arguments, and one when it has ended,
-with `ok` or the kind of the error and `duration_ms`; `call` joins them. Each is on the disk before anything goes on.
+directory, and with `pools` to be named (mode 0600): one before it begins (`"outcome": "begun"`), with its arguments,
+and one when it has ended, with `ok` or the kind of the error and `duration_ms`; `call` joins them. Each is on the disk
+before anything goes on.
 When the first cannot be written, the call is refused and nothing is done; lookups and saves go on. So it is while the
 disk leaves a record before unanswered for 2 s. On another disk than the pool's, a full pool disk cannot keep an
 operator from adding a drive. Files that are moved away are begun anew, so logrotate needs no signal. Calls of nobody
