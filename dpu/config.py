@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import stat
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from meshfusion.dpu.api.address import is_same_place, parse_address
+from meshfusion.dpu.api.tenant import DEFAULT_TENANT
 from meshfusion.dpu.config_access import AccessList, AuditConfig, TlsConfig
-from meshfusion.dpu.config_exports import ExportsConfig
+from meshfusion.dpu.config_exports import ExportsConfig, exports_of
 from meshfusion.dpu.config_pool import without_effect
 from meshfusion.dpu.config_surroundings import Surroundings
 from meshfusion.dpu.config_telemetry import TelemetryConfig
+from meshfusion.dpu.config_tenants import MAX_TENANTS, TenantName, pools_problems
 from meshfusion.dpu.config_types import (
     MAX_SECONDS,
     AbsolutePath,
@@ -22,12 +25,14 @@ from meshfusion.dpu.config_types import (
     DriveWrites,
     Fraction,
     FreeFraction,
+    RateBytes,
     Seconds,
     SizeBytes,
 )
 from meshfusion.dpu.yaml_document import FieldPath, YamlDocument, read_yaml
 from meshfusion.jbof.config_problems import ConfigProblem, ConfigProblemsError, as_fix, describe_errors, misspelt
 from meshfusion.jbof.errors import ConfigError, FieldValueError
+from meshfusion.jbof.pool_addresses import MAX_DRIVE_NUMBER
 
 MAX_FILE_BYTES = 1 << 20
 
@@ -111,6 +116,38 @@ class MediumConfig(ConfigModel):
     )
 
 
+class LimitsConfig(ConfigModel):
+    """How much hosts read and write; only with target: spdk."""
+
+    read_bytes_per_s: RateBytes | None = Field(
+        default=None,
+        description="Most that all hosts together read from each drive of the pool in a second, in whole MiB.",
+        examples=["2GiB"],
+    )
+    write_bytes_per_s: RateBytes | None = Field(
+        default=None, description="The same of what they write.", examples=["500MiB"]
+    )
+
+
+class TenantPoolConfig(ConfigModel):
+    """One of several pools, and whose it is."""
+
+    tenants: list[TenantName] = Field(
+        min_length=1,
+        max_length=MAX_TENANTS,
+        description="Whose engines use this pool; who is named here can read what the others named here have stored.",
+        examples=["[red]"],
+    )
+    pool: PoolConfig
+    medium: MediumConfig = MediumConfig()
+    limits: LimitsConfig = LimitsConfig()
+    bdevs: dict[Annotated[int, Field(ge=0, le=MAX_DRIVE_NUMBER)], str] = Field(
+        default_factory=dict,
+        description="With target: spdk, the bdevs that are there already, by the numbers of this pool's drives.",
+        examples=["{0: lvs/red}"],
+    )
+
+
 class DrivesConfig(ConfigModel):
     """How the pool's drives are watched."""
 
@@ -144,7 +181,12 @@ class ServiceConfig(ConfigModel):
         "user of the machine can), or any other with tls and access or tokens_file.",
         examples=["unix:///run/meshfusion/meshfusion.sock"],
     )
-    pool: PoolConfig
+    pool: PoolConfig | None = None
+    pools: dict[str, TenantPoolConfig] | None = Field(
+        default=None,
+        description="Instead of pool and medium: a pool of its own for each tenant, by names of your choice.",
+        examples=["red"],
+    )
     tls: TlsConfig | None = None
     access: AccessList | None = Field(
         default=None,
@@ -179,6 +221,36 @@ class ServiceConfig(ConfigModel):
                 f"{telemetry} is where engines connect, too", "use another port or socket", field="telemetry.listen"
             )
         return self
+
+    @property
+    def served(self) -> tuple[ServedPool, ...]:
+        """The pools, of which there is one or more."""
+        if self.pools is None:
+            assert self.pool is not None, "checked with the file"
+            return (ServedPool("", frozenset({DEFAULT_TENANT}), self.pool, self.medium, self.exports, None),)
+        return tuple(
+            ServedPool(
+                name, frozenset(one.tenants), one.pool, one.medium, exports_of(self.exports, one.bdevs), one.limits
+            )
+            for name, one in self.pools.items()
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ServedPool:
+    """``name``: "" for the only one of a service without ``pools``. ``limits`` None: not this service's affair."""
+
+    name: str
+    tenants: frozenset[str]
+    pool: PoolConfig
+    medium: MediumConfig
+    exports: ExportsConfig | None
+    limits: LimitsConfig | None
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is configured for a pool that exists already, and so has no effect."""
+        return tuple(f"pools.{self.name}.{note}" if self.name else note for note in notes_on_pool(self.pool))
 
 
 def load_service_config(path: Path) -> ServiceConfig:
@@ -241,6 +313,10 @@ def _checked(document: YamlDocument, name: str, *, closely: bool) -> tuple[Servi
     except ValidationError as e:
         problems += describe_errors(e, ServiceConfig, document)
         meant = misspelt(e, ServiceConfig)
+    problems += [
+        ConfigProblem(".".join(at), problem, fix, value, document.line_of(at))
+        for at, value, problem, fix in pools_problems(document.data, meant, closely=closely)
+    ]
     surroundings = Surroundings(document, meant, closely=closely)
     surroundings.look()
     problems += surroundings.problems

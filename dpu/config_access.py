@@ -70,8 +70,8 @@ class AuditConfig(ConfigModel):
 
     path: AbsolutePath | None = Field(
         default=None,
-        description="File of JSON lines, mode 0600; without it audit.log in the pool's directory. Calls of "
-        "administration that cannot be recorded are refused.",
+        description="File of JSON lines, mode 0600; without it audit.log in the pool's directory; with pools it must "
+        "be named. Calls of administration that cannot be recorded are refused.",
         examples=["/var/log/meshfusion/audit.log"],
     )
 

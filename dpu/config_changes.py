@@ -52,6 +52,7 @@ def compare(before: ServiceConfig, after: ServiceConfig) -> ConfigChanges:
 
 
 def tuning_of(config: ServiceConfig) -> Tuning:
+    """With ``pools``, what is of ``medium`` has no meaning: each has its own."""
     return Tuning(
         drive_writes_per_day=config.medium.drive_writes_per_day,
         free_fraction=config.medium.free_fraction,

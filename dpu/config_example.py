@@ -8,6 +8,7 @@ import typing
 from typing import Any
 
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
 from meshfusion.dpu.config import ServiceConfig
 
@@ -28,7 +29,11 @@ def _fields(model: type[BaseModel], indent: str) -> list[str]:
         if nested is not None:
             lines += _comment(nested.__doc__ or "", indent)
             part = [f"{indent}{name}:", *_fields(nested, indent + "  ")]
-            lines += [*(part if nested is info.annotation else map(_commented, part)), ""]
+            is_shown = nested is info.annotation or name == "pool"  # one of pool and pools there must be
+            lines += [*(part if is_shown else map(_commented, part)), ""]
+            continue
+        if _is_of_names(info.annotation):
+            lines += [*_comment(info.description or "", indent), *map(_commented, _several(name, info, indent)), ""]
             continue
         lines += _comment(info.description or "", indent)
         # What is left out by default stands in the example as a comment.
@@ -38,6 +43,32 @@ def _fields(model: type[BaseModel], indent: str) -> list[str]:
         if not indent:
             lines.append("")
     return lines
+
+
+def _several(name: str, info: FieldInfo, indent: str) -> list[str]:
+    """One of them, whose parts stand in full elsewhere in the file."""
+    (each,) = (found for option in typing.get_args(info.annotation) if (found := _model_of_each(option)))
+    inner = indent + "  "
+    lines = [f"{indent}{name}:", f"{inner}{(info.examples or ['name'])[0]}:"]
+    for field, part in each.model_fields.items():
+        nested = _model_of(part.annotation)
+        if nested is not None and field not in ServiceConfig.model_fields:
+            lines += [*_comment(nested.__doc__ or "", inner + "  "), f"{inner}  {field}:"]
+            lines += _fields(nested, inner + "    ")
+            continue
+        value = f"{{}}  # as {field} in this file" if nested else _scalar((part.examples or [part.default])[0])
+        lines += [] if nested else _comment(part.description or "", inner + "  ")
+        lines.append(f"{inner}  {field}: {value}")
+    return lines
+
+
+def _is_of_names(annotation: Any) -> bool:
+    """Is it a mapping of names to what one model describes?"""
+    return any(_model_of_each(option) for option in typing.get_args(annotation))
+
+
+def _model_of_each(annotation: Any) -> type[BaseModel] | None:
+    return _model_of(typing.get_args(annotation)[1]) if typing.get_origin(annotation) is dict else None
 
 
 def _model_of(annotation: Any) -> type[BaseModel] | None:

@@ -130,3 +130,10 @@ class ExportsConfig(ConfigModel):
                 "must be different addresses of one transport", "remove what is there twice", field="portals"
             )
         return self
+
+
+def exports_of(exports: ExportsConfig | None, bdevs: dict[int, str]) -> ExportsConfig | None:
+    """Those of one of several pools. ``bdevs``: of its drives; none: they are made of its files and devices."""
+    if exports is None or exports.spdk is None:
+        return exports
+    return exports.model_copy(update={"spdk": exports.spdk.model_copy(update={"bdev": None, "bdevs": bdevs})})

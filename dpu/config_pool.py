@@ -8,6 +8,7 @@ import shlex
 from pathlib import Path
 from typing import NamedTuple
 
+from meshfusion.dpu.api.tenant import DEFAULT_TENANT
 from meshfusion.dpu.blank_drives import check_data_paths
 from meshfusion.dpu.drive_list import pool_of_killed_creation
 from meshfusion.dpu.pool_create import planned_geometry
@@ -16,6 +17,7 @@ from meshfusion.dpu.pool_drives import find_drives
 from meshfusion.dpu.pool_inspect import inspect_pool, is_owned, open_for_reading
 from meshfusion.dpu.pool_place import is_free
 from meshfusion.dpu.pool_shelf import OpenDrives
+from meshfusion.dpu.pool_tenants import check_tenants
 from meshfusion.jbof.config_problems import as_fix
 from meshfusion.jbof.errors import MeshFusionError
 from meshfusion.jbof.segment_geometry import SegmentGeometry
@@ -47,11 +49,12 @@ class PoolLook(NamedTuple):
     geometries: tuple[SegmentGeometry, ...] = ()
 
 
-def look_at_pool(path: Path) -> PoolLook:
-    """At the pool that exists at ``path``, beside whoever owns it; nothing is changed."""
+def look_at_pool(path: Path, tenants: frozenset[str] = frozenset({DEFAULT_TENANT})) -> PoolLook:
+    """At the pool that exists at ``path``, for these, beside whoever owns it; nothing is changed."""
     try:
         inspect_pool(path)  # from a child process: a damaged index can kill whoever maps it
         with open_for_reading(path) as (layout, found, index):
+            check_tenants(layout, tenants, is_new=index.epoch() == 0)
             opened, failed = OpenDrives.examine(found)
             with contextlib.closing(opened):
                 if not is_owned(layout):  # else its owner has seen to that, and changes what is compared

@@ -11,6 +11,7 @@ from meshfusion.dpu.api.address import UnixAddress, parse_address
 from meshfusion.dpu.budgets import budget_problem
 from meshfusion.dpu.config_access import access_problems
 from meshfusion.dpu.config_pool import NewPool, look_at_pool, new_geometries, pool_is_absent, room_problem
+from meshfusion.dpu.config_tenants import pools_of, tenants_of, value_at
 from meshfusion.dpu.export.opening import check_target
 from meshfusion.dpu.pool_sizes import size_problems, usual_segment_bytes
 from meshfusion.dpu.yaml_document import FieldPath, YamlDocument
@@ -20,7 +21,7 @@ from meshfusion.jbof.segment_geometry import SegmentGeometry
 from meshfusion.jbof.sizes import parse_size_bytes
 
 _GUARDS: Final = frozenset({("tls",), ("access",), ("tokens_file",)})
-_BUDGET: Final = ("medium", "drive_writes_per_day")
+_BUDGET: Final = "drive_writes_per_day"
 
 
 class Surroundings:
@@ -42,16 +43,12 @@ class Surroundings:
         self._look_at_access()
         self._look_at_log()
         self._look_at_target()
-        pool = self._document.data.get("pool")
-        if not isinstance(pool, dict):
-            return
-        if not _is_absolute(pool.get("path")):
-            if pool.get("create") is True:
-                self._check_sizes(pool)
-        elif pool_is_absent(Path(pool["path"])):
-            self._look_at_absent(pool, Path(pool["path"]))
-        elif self._closely:
-            self._look_at_existing(pool)
+        for at in pools_of(self._document.data):
+            look = _PoolLook(self._document, self._meant, at, closely=self._closely)
+            look.look()
+            self.problems += look.problems
+            name = "" if len(at) == 1 else f"{'.'.join(at[:2])}: "
+            self.warnings += tuple(f"{name}{warning}" for warning in look.warnings)
 
     def _add(self, field: tuple[str, ...], value: object, problem: str, fix: str) -> None:
         line = self._document.line_of(field)
@@ -59,7 +56,7 @@ class Surroundings:
 
     def _look_at_sockets(self) -> None:
         for field in (("listen",), ("telemetry", "listen")):
-            listen = _value_at(self._document.data, field)
+            listen = value_at(self._document.data, field)
             folder = _socket_directory(listen)
             problem = directory_problem(folder) if folder is not None else None
             if problem:
@@ -95,33 +92,66 @@ class Surroundings:
         except MeshFusionError as error:
             self._add(("exports", "target"), "nvmet", error.message, as_fix(error.next_step))
 
+
+class _PoolLook:
+    """The same of one pool, configured as a mapping ``at`` the document; its medium is configured beside it."""
+
+    def __init__(
+        self, document: YamlDocument, meant: frozenset[FieldPath], at: tuple[str, ...], *, closely: bool
+    ) -> None:
+        self._document = document
+        self._meant = meant
+        self._at = at
+        self._closely = closely
+        self.problems: list[ConfigProblem] = []
+        self.warnings: tuple[str, ...] = ()
+
+    def look(self) -> None:
+        pool = value_at(self._document.data, self._at)
+        if not _is_absolute(pool.get("path")):
+            if pool.get("create") is True:
+                self._check_sizes(pool)
+        elif pool_is_absent(Path(pool["path"])):
+            self._look_at_absent(pool, Path(pool["path"]))
+        elif self._closely:
+            self._look_at_existing(pool)
+
+    def _add(self, name: str, value: object, problem: str, fix: str, *, within: tuple[str, ...] | None = None) -> None:
+        field = (*(self._at if within is None else within), name)
+        self.problems.append(ConfigProblem(".".join(field), problem, fix, value, self._document.line_of(field)))
+
+    def _is_meant(self, name: str) -> bool:
+        return (*self._at, name) in self._meant
+
     def _look_at_existing(self, pool: dict[Any, Any]) -> None:
-        found = look_at_pool(Path(pool["path"]))
+        tenants = tenants_of(self._document.data, self._at)
+        found = look_at_pool(Path(pool["path"]), tenants)
         if found.problem:
-            self._add(("pool", "path"), pool["path"], found.problem.problem, found.problem.fix)
+            self._add("path", pool["path"], found.problem.problem, found.problem.fix)
         self.warnings = found.warnings
         self._check_budget(found.geometries)
 
     def _look_at_absent(self, pool: dict[Any, Any], path: Path) -> None:
         """What keeps the service from making it is told before anything is made."""
         if pool.get("create") is not True:
-            if ("pool", "create") in self._meant or not isinstance(pool.get("create", False), bool):
+            if self._is_meant("create") or not isinstance(pool.get("create", False), bool):
                 return  # what was meant is not known
-            fix = f"set pool.create: true and pool.size, or run: mfctl pool create {path} --size 4GiB"
-            self._add(("pool", "path"), pool["path"], "there is no pool", fix)
+            at = ".".join(self._at)
+            fix = f"set {at}.create: true and {at}.size, or run: mfctl pool create {path} --size 4GiB"
+            self._add("path", pool["path"], "there is no pool", fix)
             return
         has_sizes = self._check_sizes(pool)
-        if pool.get("size") is None and ("pool", "size") not in self._meant:
-            self._add(("pool", "size"), None, "is needed to create the pool", "add for example size: 4GiB")
+        if pool.get("size") is None and not self._is_meant("size"):
+            self._add("size", None, "is needed to create the pool", "add for example size: 4GiB")
         folder = path if path.is_dir() else path.parent
         problem = directory_problem(folder)
         if problem:
-            self._add(("pool", "path"), pool["path"], f"the directory {folder} {problem[0]}", problem[1])
+            self._add("path", pool["path"], f"the directory {folder} {problem[0]}", problem[1])
         data_paths = _data_paths(pool.get("data_path"))
         missing = [data_path for data_path in data_paths if not _exists(data_path)]
         for data_path in missing:
             fix = "name an existing block device or file, or remove it"
-            self._add(("pool", "data_path"), str(data_path), "does not exist", fix)
+            self._add("data_path", str(data_path), "does not exist", fix)
         size_bytes = size_or_none(pool.get("size"))
         if not has_sizes or missing or problem or size_bytes is None:
             return
@@ -132,28 +162,29 @@ class Surroundings:
         try:
             geometries = new_geometries(new)
         except ConfigError as error:
-            self._add(("pool", "segment_size"), pool.get("segment_size"), error.message, as_fix(error.next_step))
+            self._add("segment_size", pool.get("segment_size"), error.message, as_fix(error.next_step))
             return
         self._check_budget(geometries)
         found = room_problem(new) if self._closely else None
         if found:
-            self._add(("pool", found.field), pool.get(found.field), found.problem, found.fix)
+            self._add(found.field, pool.get(found.field), found.problem, found.fix)
 
     def _check_sizes(self, pool: dict[Any, Any]) -> bool:
         """False: no pool can have them."""
         unfit = unfit_sizes(pool)
         for name, value, why, fix in unfit:
-            self._add(("pool", name), value, why, fix)
+            self._add(name, value, why, fix)
         return not unfit and (pool.get("segment_size") is None or size_or_none(pool["segment_size"]) is not None)
 
     def _check_budget(self, geometries: tuple[SegmentGeometry, ...]) -> None:
-        medium = self._document.data.get("medium")
-        asked = medium.get("drive_writes_per_day") if isinstance(medium, dict) else None
+        medium_at = (*self._at[:-1], "medium")
+        medium = value_at(self._document.data, medium_at)
+        asked = medium.get(_BUDGET) if isinstance(medium, dict) else None
         if isinstance(asked, bool) or not isinstance(asked, int | float) or not asked > 0:
             return  # no bound, or one that the model rejects
         found = budget_problem(asked, geometries)
         if found:
-            self._add(_BUDGET, asked, found.problem, found.fix)
+            self._add(_BUDGET, asked, found.problem, found.fix, within=medium_at)
 
 
 def size_or_none(value: object) -> int | None:
@@ -196,13 +227,6 @@ def _socket_directory(listen: object) -> Path | None:
     except ConfigError:
         return None
     return address.path.parent if isinstance(address, UnixAddress) else None
-
-
-def _value_at(data: Any, field: tuple[str, ...]) -> Any:
-    """None where there is none."""
-    for name in field:
-        data = data.get(name) if isinstance(data, dict) else None
-    return data
 
 
 def _data_paths(value: Any) -> tuple[Path, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from meshfusion.jbof.errors import FieldValueError
 from meshfusion.jbof.sizes import parse_size_bytes
@@ -41,10 +41,18 @@ def _absolute_paths(value: object) -> tuple[Path, ...]:
     return tuple(paths)
 
 
+def _whole_mebibytes(value: int) -> int:
+    if value < 1 << 20 or value % (1 << 20):
+        raise FieldValueError("is not a whole number of MiB", "write for example 500MiB")
+    return value
+
+
 SizeBytes = Annotated[int, BeforeValidator(parse_size_bytes)]
 AbsolutePath = Annotated[Path, BeforeValidator(_absolute_path)]
 # One path, or a list of different ones.
 AbsolutePaths = Annotated[tuple[Path, ...], BeforeValidator(_absolute_paths)]
+# As SPDK counts rates.
+RateBytes = Annotated[int, BeforeValidator(parse_size_bytes), AfterValidator(_whole_mebibytes)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
 FreeFraction = Annotated[float, Field(ge=0, le=0.5)]
 DriveWrites = Annotated[float, Field(gt=0, le=100)]

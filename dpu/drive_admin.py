@@ -19,7 +19,7 @@ from meshfusion.dpu.drive_list import read_drive_list, write_drive_list
 from meshfusion.dpu.drive_return import take_back
 from meshfusion.dpu.index import Index
 from meshfusion.dpu.index_files import map_size_bytes
-from meshfusion.dpu.pool_create import add_listed_drive
+from meshfusion.dpu.pool_create import add_listed_drive, wipe_new_drive
 from meshfusion.dpu.pool_drives import find_drives
 from meshfusion.dpu.pool_remove import list_of, only_drive, unknown_drive
 from meshfusion.dpu.running_drives import RunningDrives
@@ -63,13 +63,9 @@ class ServedDriveAdmin:
 
     def add_drive(self, request: AddDriveRequest, *, deadline_s: float) -> DriveStatus:
         layout = self._drives.layout
+        self._wipe_new(request, deadline_s)
         with self._changing(deadline_s):
-            if layout.exported.exists():
-                raise UnsupportedError(
-                    f"{layout.directory} is exported, and its exports stay as they were when the service began",
-                    next_step="stop the service, add the drive, and start it again",
-                )
-            self._check_room(request.size_bytes)
+            self._check_can_add(request)
             try:
                 label = add_listed_drive(
                     layout,
@@ -78,6 +74,7 @@ class ServedDriveAdmin:
                     Path(request.data_path) if request.data_path else None,
                     request.overwrite_serial or None,
                     self._drives.check_budget,
+                    is_wiped=True,
                 )
             except OSError as error:
                 raise MediaError(
@@ -154,6 +151,26 @@ class ServedDriveAdmin:
 
     # ---- inside --------------------------------------------------------------------------------------------------
 
+    def _wipe_new(self, request: AddDriveRequest, deadline_s: float) -> None:
+        """Beside other changes: it may take long, and drives come and go meanwhile."""
+        layout = self._drives.layout
+        with self._changing(deadline_s):
+            self._check_can_add(request)
+        if request.data_path:
+            wipe_new_drive(
+                layout,
+                find_drives(layout),
+                request.size_bytes,
+                Path(request.data_path),
+                request.overwrite_serial or None,
+                self._drives.check_budget,
+                self._go_on,
+            )
+
+    def _go_on(self, done_bytes: int, total_bytes: int) -> None:
+        if self._is_closed:
+            raise _ending()
+
     @contextlib.contextmanager
     def _changing(self, deadline_s: float) -> Iterator[None]:
         """One change at a time. Raises ServiceUnavailableError when another takes longer than ``deadline_s``."""
@@ -164,12 +181,19 @@ class ServedDriveAdmin:
             )
         try:
             if self._is_closed:
-                raise ServiceUnavailableError(
-                    "the service is ending", next_step="ask again when it is back, or change the pool without it"
-                )
+                raise _ending()
             yield
         finally:
             self._changes.release()
+
+    def _check_can_add(self, request: AddDriveRequest) -> None:
+        layout = self._drives.layout
+        if layout.exported.exists():
+            raise UnsupportedError(
+                f"{layout.directory} is exported, and its exports stay as they were when the service began",
+                next_step="stop the service, add the drive, and start it again",
+            )
+        self._check_room(request.size_bytes)
 
     def _check_room(self, size_bytes: int) -> None:
         with self._mutex:
@@ -208,6 +232,12 @@ class ServedDriveAdmin:
         if one is not None:
             self._drives.owner.release_data(one.place)
             one.close()
+
+
+def _ending() -> ServiceUnavailableError:
+    return ServiceUnavailableError(
+        "the service is ending", next_step="ask again when it is back, or change the pool without it"
+    )
 
 
 __all__ = ["ServedDriveAdmin"]

@@ -11,15 +11,16 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
-import secrets
 import uuid
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
+from meshfusion.dpu.drive_keys import DriveKeys
 from meshfusion.dpu.pool_dir import PoolLayout
 from meshfusion.dpu.pool_place import write_durably
+from meshfusion.dpu.slices import physical_device
 from meshfusion.jbof.drives import ownership
 from meshfusion.jbof.drives.ownership import DriveOwnedError, OwnerRecords, Ownership
 from meshfusion.jbof.drives.reservation import Reservations
@@ -31,7 +32,6 @@ from meshfusion.jbof.format import LBA_BYTES, RESERVATION_RECORD_LBA
 logger = logging.getLogger("meshfusion.drives")
 
 SERVICE_ID: Final = "service.id"
-_KEY_BITS: Final = 64
 
 
 class ClosableReservations(Reservations, Protocol):
@@ -40,8 +40,11 @@ class ClosableReservations(Reservations, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Reservable:
+    """``device``: the physical drive, by whatever path and slice of it it is reached; "" where that is not known."""
+
     reservations: ClosableReservations
     records: OwnerRecords
+    device: str = ""
 
 
 # None: it has no reservations. Raises MediaError.
@@ -56,9 +59,17 @@ class _Owned:
 
 class DriveOwners:
     """``service``: this one, over all its lives. ``may_take_over``: the operator says that whoever else holds a drive
-    is dead, or is to be cut off. Does I/O; one thread at a time uses it."""
+    is dead, or is to be cut off. ``keys``: of all pools of the service. Does I/O; one thread at a time uses it."""
 
-    def __init__(self, service: uuid.UUID, open_reservable: OpenReservable, *, may_take_over: bool) -> None:
+    def __init__(
+        self,
+        service: uuid.UUID,
+        open_reservable: OpenReservable,
+        *,
+        may_take_over: bool,
+        keys: DriveKeys | None = None,
+    ) -> None:
+        self._keys = keys or DriveKeys()
         self._service = service
         self._open_reservable = open_reservable
         self._may_take_over = may_take_over
@@ -72,9 +83,7 @@ class DriveOwners:
         if drive is None:
             return
         try:
-            key = secrets.randbits(_KEY_BITS) or 1
-            steps = ownership.take(self._service, key, may_take_over=self._may_take_over)
-            owned: Ownership = ownership.carry_out(steps, drive.reservations, drive.records)
+            owned = self._take(drive)
         except UnsupportedError as error:  # its driver has the call, and the drive does not
             drive.reservations.close()
             logger.info("drive %d has the lock of this machine only: %s", number, error.message)
@@ -98,6 +107,13 @@ class DriveOwners:
             logger.warning("drive %d was taken over: what its owner has under way there is aborted", number)
         self._owned[number] = _Owned(drive, owned)
 
+    def _take(self, drive: Reservable) -> Ownership:
+        with self._keys.turn(drive.device) as key:
+            steps = ownership.take(self._service, key.key, may_take_over=self._may_take_over, is_shared=bool(key.users))
+            owned: Ownership = ownership.carry_out(steps, drive.reservations, drive.records)
+            key.users += 1
+        return owned
+
     def has_lost(self, number: int) -> bool:
         """Does another hold it by now? As far as the drive can be asked."""
         owned = self._owned.get(number)
@@ -113,8 +129,8 @@ class DriveOwners:
         """It leaves the pool: others may have it. One that is gone keeps its reservation until it is taken over."""
         owned = self._owned.get(number)
         if owned is not None:
-            with contextlib.suppress(MeshFusionError):
-                steps = ownership.release(owned.ownership)
+            with self._keys.turn(owned.drive.device) as key, contextlib.suppress(MeshFusionError):
+                steps = ownership.release(owned.ownership, is_shared=key.users > 1)
                 ownership.carry_out(steps, owned.drive.reservations, owned.drive.records)
         self._forget(number)
 
@@ -141,6 +157,8 @@ class DriveOwners:
         owned = self._owned.pop(number, None)
         if owned is not None:
             owned.drive.reservations.close()
+            with self._keys.turn(owned.drive.device) as key:
+                key.users -= 1
 
 
 def open_block_reservable(path: Path) -> Reservable | None:
@@ -148,7 +166,8 @@ def open_block_reservable(path: Path) -> Reservable | None:
     is told (:meth:`DriveOwners.take`)."""
     if not path.is_block_device():
         return None
-    return Reservable(BlockReservations.open(path), MediumRecords(path, RESERVATION_RECORD_LBA * LBA_BYTES))
+    records = MediumRecords(path, RESERVATION_RECORD_LBA * LBA_BYTES)
+    return Reservable(BlockReservations.open(path), records, physical_device(path))
 
 
 def service_id(layout: PoolLayout) -> uuid.UUID:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from meshfusion.dpu.pool_dir import PoolLayout
 from meshfusion.jbof.errors import MediaError, PoolBusyError
@@ -19,6 +20,7 @@ from meshfusion.jbof.media.file import Place
 
 _TRIES = 5
 _BETWEEN_TRIES_S = 0.02
+_MAX_NOTE_BYTES = 400
 
 
 @dataclass(slots=True)
@@ -37,18 +39,19 @@ class OwnerLock:
         directory_fd = _open(layout.lock, os.O_RDWR | os.O_CREAT)
         try:
             if not _lock(directory_fd):
-                raise _in_use(layout, *_owner(directory_fd))
+                owner = _owner(directory_fd)
+                raise _in_use(layout, owner.process, owner.address)
             data_fds = _lock_all(layout, data or (layout.data,))
         except BaseException:
             os.close(directory_fd)
             raise
-        owner = cls(directory_fd, data_fds)
-        owner._note(f"{os.getpid()}\n")
-        return owner
+        taken = cls(directory_fd, data_fds)
+        taken._note(f"{os.getpid()}\n")
+        return taken
 
-    def announce_service(self, address: str) -> None:
-        """Note for others that this process serves the pool at ``address``."""
-        self._note(f"{os.getpid()}\n{address}\n")
+    def announce_service(self, address: str, name: str = "") -> None:
+        """Note for others that this process serves the pool at ``address``, as ``name`` where it serves several."""
+        self._note(f"{os.getpid()}\n{address}\n" + (f"{name}\n" if name else ""))
 
     def _note(self, text: str) -> None:
         with contextlib.suppress(OSError):  # a full disk: only the name of the owner is lost
@@ -78,19 +81,39 @@ class OwnerLock:
 
 def served_at(layout: PoolLayout) -> str:
     """The address of the service that has the pool; "" when nobody has it, or who has it serves nobody."""
+    return _announced(layout).address
+
+
+def served_as(layout: PoolLayout) -> str:
+    """What the pool is called by the service that has it and others; "" where it has no other."""
+    return _announced(layout).name
+
+
+class _Owner(NamedTuple):
+    """``process``: its id, or what stands for it. ``address``, ``name``: "" where none is announced (yet)."""
+
+    process: str
+    address: str
+    name: str
+
+
+_NOBODY = _Owner("", "", "")
+
+
+def _announced(layout: PoolLayout) -> _Owner:
     try:
         descriptor = os.open(layout.lock, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
-        return ""
+        return _NOBODY
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        return _owner(descriptor)[1]
+        return _owner(descriptor)
     except OSError:
-        return ""
+        return _NOBODY
     finally:
         os.close(descriptor)
-    return ""
+    return _NOBODY
 
 
 @contextlib.contextmanager
@@ -127,11 +150,10 @@ def _open(path: Path, flags: int) -> int:
         raise MediaError(f"{path} cannot be locked: {error}", next_step="check its permissions") from error
 
 
-def _owner(directory_fd: int) -> tuple[str, str]:
-    """The owner's process, and the address of its service; "" when it has none or has not announced it yet."""
-    lines = os.pread(directory_fd, 200, 0).decode(errors="replace").split("\n")
-    process, address = lines[0].strip(), lines[1] if len(lines) > 2 else ""
-    return process or "unknown", address if address.isprintable() else ""
+def _owner(directory_fd: int) -> _Owner:
+    lines = os.pread(directory_fd, _MAX_NOTE_BYTES, 0).decode(errors="replace").split("\n")
+    address, name = (lines[i] if len(lines) > i + 1 and lines[i].isprintable() else "" for i in (1, 2))
+    return _Owner(lines[0].strip() or "unknown", address, name)
 
 
 def _in_use(layout: PoolLayout, process: str, address: str) -> PoolBusyError:

@@ -18,7 +18,9 @@ from types import TracebackType
 from typing import Final
 
 from meshfusion.dpu.api import types as api
+from meshfusion.dpu.api.tenant import DEFAULT_TENANT
 from meshfusion.dpu.drain import Held
+from meshfusion.dpu.drive_keys import DriveKeys
 from meshfusion.dpu.drive_owners import OpenReservable, open_block_reservable
 from meshfusion.dpu.index_proof import FIRST_LOOK_S
 from meshfusion.dpu.line_limit import LineLimit, quoted
@@ -72,15 +74,19 @@ class Pool:
         drive_options: DriveOptions | None = None,
         may_take_over: bool = False,
         open_reservable: OpenReservable = open_block_reservable,
+        tenants: frozenset[str] = frozenset({DEFAULT_TENANT}),
+        drive_keys: DriveKeys | None = None,
     ) -> Pool:
         """Own the pool at ``path``. ``exports`` makes the keeper of its exports: without one, data is reached locally.
         ``damaged``: the pool may be served before its index is looked through, ``first_look_s`` after the scan's begin;
         it is told, from a thread, when the scan then finds that the process must end. Without it the whole comes first.
 
         ``may_take_over``: drives that another machine's service owns are taken from it: it is dead, or to be cut off.
+        ``tenants``: whose engines may use it, and so see what it holds. ``drive_keys``: the service's, where it has
+        other pools, too.
 
         Raises PoolBusyError, FormatError or MediaError, each with a way out, what ``exports`` raises, and ConfigError
-        when hosts may still reach the data through other exports than these.
+        when hosts may still reach the data through other exports than these, and when it holds what is of others.
         """
         taking = Taking(
             options or PoolOptions(),
@@ -89,6 +95,8 @@ class Pool:
             first_look_s=first_look_s if damaged is not None else None,
             may_take_over=may_take_over,
             open_reservable=open_reservable,
+            tenants=tenants,
+            drive_keys=drive_keys or DriveKeys(),
         )
         with contextlib.ExitStack() as opened:
             taken = take_pool(PoolLayout(path.absolute()), taking, opened)
@@ -104,7 +112,7 @@ class Pool:
     # ---- ChunkService --------------------------------------------------------------------------------------------
 
     def attach(self, request: api.AttachRequest, *, deadline_s: float) -> api.Attachment:
-        refuse_unserved(request)  # before its incarnation becomes the name of a file
+        refuse_unserved(request, self._parts.taken.tenants)  # before its incarnation becomes the name of a file
         is_local = request.access is api.Access.LOCAL
         holder_id, export = self._holders.attach(request, deadline_s=deadline_s)
         with self._mutex:
@@ -233,9 +241,13 @@ class Pool:
         finally:
             self._mutex.release()
 
-    def announce_service(self, address: str) -> None:
-        """Let whoever finds the pool in use learn where it is served."""
-        self._parts.taken.owner.announce_service(address)
+    def has_holder(self, holder_id: str) -> bool:
+        """Was it admitted, and is not known to be gone yet? From any thread, without waiting."""
+        return self._store.holders.knows(holder_id)
+
+    def announce_service(self, address: str, name: str = "") -> None:
+        """Let whoever finds the pool in use learn where it is served, and by which name of several."""
+        self._parts.taken.owner.announce_service(address, name)
 
     def close(self) -> None:
         """Stop, give the pool up; see :meth:`~meshfusion.dpu.pool_parts.PoolParts.close`. Idempotent."""

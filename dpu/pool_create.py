@@ -26,6 +26,7 @@ from meshfusion.dpu.pool_place import (
     write_durably,
 )
 from meshfusion.dpu.pool_sizes import size_problems, usual_segment_bytes
+from meshfusion.dpu.pool_wipe import Tell, nobody, wipe
 from meshfusion.jbof.errors import ConfigError, MediaError, MeshFusionError, UnsupportedError
 from meshfusion.jbof.format import DATA_START_LBA, LBA_BYTES
 from meshfusion.jbof.label import Label
@@ -44,11 +45,14 @@ def create_pool(
     segment_bytes: int | None = None,
     data_path: Path | None = None,
     overwrite_serial: str | None = None,
+    tell: Tell = nobody,
 ) -> Label:
     """Make a new, empty pool in ``path``: a new directory, or one that :func:`~meshfusion.dpu.pool_place.is_free`.
     Space is reserved now, so a full disk shows now. Of ``size_bytes``, whole blocks and segments are used.
     ``segment_bytes`` None: :func:`~meshfusion.dpu.pool_sizes.usual_segment_bytes`.
     ``overwrite_serial``: what is on ``data_path`` may be overwritten if this is its drive's serial, or its own name.
+    Nothing of it can be read afterwards (:mod:`meshfusion.dpu.pool_wipe`), which may take as long as overwriting it
+    all; ``tell`` is told how far that is.
 
     Raises :class:`ConfigError` for sizes and paths that cannot work and when something is in ``path`` already,
     :class:`FormatError` when something is on ``data_path``, :class:`~meshfusion.jbof.errors.PoolBusyError` while
@@ -61,6 +65,7 @@ def create_pool(
         segment_bytes=segment_bytes,
         data_paths=(data_path,),
         overwrite_serial=overwrite_serial,
+        tell=tell,
     )
     return label
 
@@ -72,6 +77,7 @@ def create_pool_of_drives(
     segment_bytes: int | None = None,
     data_paths: Sequence[Path | None],
     overwrite_serial: str | None = None,
+    tell: Tell = nobody,
 ) -> tuple[Label, ...]:
     """As :func:`create_pool`, with a drive for each of ``data_paths``, None for a file in ``path``; ``size_bytes``: of
     each. ``overwrite_serial``: of a pool of one drive."""
@@ -93,7 +99,7 @@ def create_pool_of_drives(
             for number, data_path in enumerate(data_paths)
         )
         with building(path):
-            _build(PoolLayout(path), labels, size_bytes, data_paths, overwrite_serial, left_by)
+            _build(PoolLayout(path), labels, size_bytes, data_paths, overwrite_serial, left_by, tell)
     except DataFileError as error:
         if error.errno != errno.EFBIG:
             raise
@@ -109,9 +115,15 @@ def create_pool_of_drives(
 
 
 def add_drive(
-    path: Path, *, size_bytes: int, data_path: Path | None = None, overwrite_serial: str | None = None
+    path: Path,
+    *,
+    size_bytes: int,
+    data_path: Path | None = None,
+    overwrite_serial: str | None = None,
+    tell: Tell = nobody,
 ) -> Label:
     """Give the pool at ``path``, which nobody serves, another drive: the empty ``data_path`` or a file in ``path``.
+    ``tell``: as of :func:`create_pool`.
 
     Raises what :func:`create_pool` raises, PoolBusyError while somebody has the pool or the drive, and UnsupportedError
     for a pool that has had all the drives it can have.
@@ -120,7 +132,7 @@ def add_drive(
     drives = find_drives(layout)
     owner = OwnerLock.take(layout, drives.paths)
     try:
-        return add_listed_drive(layout, drives, size_bytes, data_path, overwrite_serial)
+        return add_listed_drive(layout, drives, size_bytes, data_path, overwrite_serial, tell=tell)
     except OSError as error:
         raise MediaError(
             f"a drive cannot be added to {path}: {error}", next_step="check space and permissions of its directory"
@@ -136,9 +148,49 @@ def add_listed_drive(
     data_path: Path | None,
     overwrite_serial: str | None,
     check: Callable[[SegmentGeometry], None] = lambda geometry: None,
+    *,
+    tell: Tell = nobody,
+    is_wiped: bool = False,
 ) -> Label:
     """Of a pool that the caller owns: the drive's label is durable before the list names it. Raises as
-    :func:`add_drive`, OSError, and what ``check`` raises, before anything is written."""
+    :func:`add_drive`, OSError, and what ``check`` raises, before anything is written. ``is_wiped``: by
+    :func:`wipe_new_drive`, just now."""
+    listed, label, data = _plan_drive(layout, drives, size_bytes, data_path, overwrite_serial)
+    check(geometry_of(label))
+    if data_path is None:
+        data.unlink(missing_ok=True)  # of an addition that was killed: no list names it
+        create_data_file(data, size_bytes - size_bytes % LBA_BYTES)
+    with lock_data(layout, data):
+        if data_path is not None and not is_wiped:
+            wipe(data, tell)
+        write_new_label(data, label)
+        write_drive_list(
+            layout.directory,
+            listed.with_drive(listed_drive(label, data)),
+        )
+    return label
+
+
+def wipe_new_drive(
+    layout: PoolLayout,
+    drives: PoolDrives,
+    size_bytes: int,
+    data_path: Path,
+    overwrite_serial: str | None,
+    check: Callable[[SegmentGeometry], None],
+    tell: Tell,
+) -> None:
+    """What :func:`add_listed_drive` would do to it first, for who cannot wait inside that. Raises the same."""
+    _, label, data = _plan_drive(layout, drives, size_bytes, data_path, overwrite_serial)
+    check(geometry_of(label))
+    with lock_data(layout, data):
+        wipe(data, tell)
+
+
+def _plan_drive(
+    layout: PoolLayout, drives: PoolDrives, size_bytes: int, data_path: Path | None, overwrite_serial: str | None
+) -> tuple[DriveList, Label, Path]:
+    """The list without it, its label and where it lies. Changes nothing."""
     listed = read_drive_list(layout.directory) or list_of_one(drives)
     number = listed.next_number
     if number > MAX_DRIVE_NUMBER:
@@ -157,17 +209,7 @@ def add_listed_drive(
                 raise ConfigError(f"{data} is drive {drive.number} of this pool", next_step="name another drive")
         check_data_path(data, size_bytes, overwrite_serial)
     label = _new_label(drives.here[0].label.pool_uuid, number, size_bytes, listed.segment_bytes, data_path)
-    check(geometry_of(label))
-    if data_path is None:
-        data.unlink(missing_ok=True)  # of an addition that was killed: no list names it
-        create_data_file(data, size_bytes)
-    with lock_data(layout, data):
-        write_new_label(data, label)
-        write_drive_list(
-            layout.directory,
-            listed.with_drive(listed_drive(label, data)),
-        )
-    return label
+    return listed, label, data
 
 
 def planned_geometry(drive_number: int, size_bytes: int, segment_bytes: int, data_path: Path | None) -> SegmentGeometry:
@@ -229,6 +271,7 @@ def _build(
     data_paths: Sequence[Path | None],
     overwrite_serial: str | None,
     left_by: bytes | None,
+    tell: Tell,
 ) -> None:
     """All parts; the index comes to its place last and at once, and without an index this is no pool. Before that no
     label is on a drive that the list does not name."""
@@ -241,6 +284,8 @@ def _build(
             else:
                 held.enter_context(lock_data(layout, file))  # whoever serves what is on it has it, too
                 check_data_path(file, size_bytes, overwrite_serial, left_by)
+        for named in filter(None, data_paths):  # once all are known to be usable
+            wipe(named.absolute(), tell)
         if data_paths[0] is not None:
             write_durably(layout.directory / DATA_POINTER, str(files[0]))
         layout.holders.mkdir(mode=0o700)

@@ -7,9 +7,11 @@ import logging
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from meshfusion.dpu.api.tenant import DEFAULT_TENANT
 from meshfusion.dpu.budgets import Budgets
+from meshfusion.dpu.drive_keys import DriveKeys
 from meshfusion.dpu.drive_owners import DriveOwners, OpenReservable, open_block_reservable, service_id
 from meshfusion.dpu.export.keeper import ExportKeeper
 from meshfusion.dpu.index import Index
@@ -20,6 +22,7 @@ from meshfusion.dpu.pool_dir import PoolLayout, note_exported
 from meshfusion.dpu.pool_drives import PoolDrives, find_drives
 from meshfusion.dpu.pool_medium import ShelfMedium
 from meshfusion.dpu.pool_shelf import OpenDrives
+from meshfusion.dpu.pool_tenants import admit_tenants
 from meshfusion.dpu.pool_tending import Policy, make_curator
 from meshfusion.dpu.store.checks import refuse_other_exports
 from meshfusion.dpu.store.store import Store, StoreOptions
@@ -45,7 +48,8 @@ class PoolOptions(StoreOptions):
 @dataclass(frozen=True, slots=True)
 class Taking:
     """How a pool is taken. ``first_look_s``: the pool may be served so long after the begin of its index' scan; None:
-    only when that is over. ``may_take_over``: drives that another machine's service owns are taken from it."""
+    only when that is over. ``may_take_over``: drives that another machine's service owns are taken from it.
+    ``tenants``: whose engines may use it. ``drive_keys``: of the service, for all its pools."""
 
     options: PoolOptions
     clock: Callable[[], float] = time.monotonic
@@ -53,6 +57,8 @@ class Taking:
     first_look_s: float | None = None
     may_take_over: bool = False
     open_reservable: OpenReservable = open_block_reservable
+    tenants: frozenset[str] = frozenset({DEFAULT_TENANT})
+    drive_keys: DriveKeys = field(default_factory=DriveKeys)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +67,7 @@ class TakenPool:
 
     layout: PoolLayout
     pool_uuid: str
+    tenants: frozenset[str]
     options: PoolOptions
     clock: Callable[[], float]
     owner: OwnerLock
@@ -89,7 +96,9 @@ def take_pool(layout: PoolLayout, taking: Taking, opened: contextlib.ExitStack) 
         logger.warning("%s; the other copy is used", "; ".join(found.label_problems))
     drives = OpenDrives.open(found)
     opened.callback(drives.close)
-    owners = DriveOwners(service_id(layout), taking.open_reservable, may_take_over=taking.may_take_over)
+    owners = DriveOwners(
+        service_id(layout), taking.open_reservable, may_take_over=taking.may_take_over, keys=taking.drive_keys
+    )
     opened.callback(owners.abandon)
     make_exports = taking.make_exports
     exports = None if make_exports is None else make_exports(uuid.UUID(found.pool_uuid), layout)
@@ -99,6 +108,7 @@ def take_pool(layout: PoolLayout, taking: Taking, opened: contextlib.ExitStack) 
     segments = index.segment_records()
     drives = drives.owned(owners.take)
     drives.check(segments, index.epoch(), layout.directory)
+    admit_tenants(layout, taking.tenants, is_new=index.epoch() == 0)
     epoch = index.next_epoch()
     medium, drives = drives.begin_epoch(epoch)
     if exports is not None:
@@ -113,11 +123,13 @@ def take_pool(layout: PoolLayout, taking: Taking, opened: contextlib.ExitStack) 
         former_holders=former,
         exported_as="" if exports is None else exports.name,
         curator=make_curator(options.policy, shelf),
+        tenants=taking.tenants,
         now_s=now_s,
     )
     return TakenPool(
         layout=layout,
         pool_uuid=found.pool_uuid,
+        tenants=taking.tenants,
         options=options,
         clock=taking.clock,
         owner=owner,

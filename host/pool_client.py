@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 
 from meshfusion.dpu.api import types as api
 from meshfusion.dpu.api.limits import MAX_ITEMS
+from meshfusion.dpu.api.tenant import DEFAULT_TENANT
 from meshfusion.dpu.api.tracing import NO_HEADERS, Headers, within_trace
 from meshfusion.host.kv.chunk_form import ChunkForm
 from meshfusion.host.pool_events import (
@@ -60,6 +61,7 @@ class PoolClient:
         engine_version: str,
         form: ChunkForm,
         access: api.Access = api.Access.LOCAL,
+        tenant: str = DEFAULT_TENANT,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._service = service
@@ -75,6 +77,7 @@ class PoolClient:
             engine_version=engine_version,
             rank_count=form.rank_count,
             access=access,
+            tenant=tenant,
             tell=self._told,
         )
         self._threads = [

@@ -17,6 +17,7 @@ from typing import TypeVar
 
 from meshfusion.dpu.api import types as api
 from meshfusion.dpu.api.liveness import hold_liveness
+from meshfusion.dpu.api.tenant import DEFAULT_TENANT
 from meshfusion.host.pool_events import Attached, AttachmentLost, Event, LeasesLost
 from meshfusion.jbof.errors import (
     MeshFusionError,
@@ -62,12 +63,14 @@ class PoolStanding:
         rank_count: int,
         access: api.Access,
         tell: Callable[[Event | AttachmentLost], None],
+        tenant: str = DEFAULT_TENANT,
     ) -> None:
         self._service = service
         self._identity = identity
         self._engine_version = engine_version
         self._rank_count = rank_count
         self._access = access
+        self._tenant = tenant
         self._tell = tell
         self._change = threading.Lock()  # of identity, standing and liveness; never held while anything blocks
         self._current: Standing | None = None
@@ -214,6 +217,7 @@ class PoolStanding:
             pid=os.getpid(),
             identity=identity,
             rank_count=self._rank_count,
+            tenant=self._tenant,
             access=self._access,
         )
         attachment = self._service.attach(request, deadline_s=ATTACH_DEADLINE_S)

@@ -237,9 +237,12 @@ def _example(info: FieldInfo | None) -> str:
 
 def _model_at(model: type[BaseModel], at: tuple[str | int, ...]) -> type[BaseModel] | None:
     """The model that describes the mapping at ``at``."""
-    for part in at:
+    parts = iter(at)
+    for part in parts:
         info = model.model_fields.get(str(part))
         nested = _nested_model(info.annotation) if info else None
+        if nested is None and info is not None and next(parts, None) is not None:  # the name of one of several
+            nested = _model_of_each(info.annotation)
         if nested is None:
             return None
         model = nested
@@ -249,6 +252,13 @@ def _model_at(model: type[BaseModel], at: tuple[str | int, ...]) -> type[BaseMod
 def _nested_model(annotation: Any) -> type[BaseModel] | None:
     options = typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
     return next((o for o in options if isinstance(o, type) and issubclass(o, BaseModel)), None)
+
+
+def _model_of_each(annotation: Any) -> type[BaseModel] | None:
+    """Of a mapping of names to what one model describes: that model."""
+    options = typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
+    of_names = (typing.get_args(option) for option in options if typing.get_origin(option) is dict)
+    return next((found for args in of_names if (found := _nested_model(args[1]))), None)
 
 
 def _short(value: object) -> str:

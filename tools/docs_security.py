@@ -21,7 +21,8 @@ say who they are. What is here is about the gRPC calls: data goes over NVMe-oF, 
    connection before the token is asked for.
 3. A caller can do what its role allows: an engine cannot take a drive out, an operator cannot attach and read KV.
 4. An engine cannot act for another one: holders belong to the certificate or token that attached them, also after a
-   restart of the service. It attaches for its own tenant only.
+   restart of the service. It attaches for its own tenant only. Operators and `read-only` are of the whole service: with
+   several pools ([tenants.md](tenants.md)) they reach all of them, whatever tenant stands beside them.
 5. An operator cannot change anything that the audit log does not tell of, as long as it cannot write to that file.
 6. Messages of any form cost no more than an answer that refuses them; how many calls come is bounded for all callers
    together, not for each: one that may call can slow the others down.
@@ -124,8 +125,9 @@ counts when the service is started again.
 ## The audit log
 
 Every call marked in the table above leaves two JSON lines in `audit.path`, by default `audit.log` in the pool's
-directory (mode 0600): one before it begins (`"outcome": "begun"`), with its arguments, and one when it has ended,
-with `ok` or the kind of the error and `duration_ms`; `call` joins them. Each is on the disk before anything goes on.
+directory, and with `pools` to be named (mode 0600): one before it begins (`"outcome": "begun"`), with its arguments,
+and one when it has ended, with `ok` or the kind of the error and `duration_ms`; `call` joins them. Each is on the disk
+before anything goes on.
 When the first cannot be written, the call is refused and nothing is done; lookups and saves go on. So it is while the
 disk leaves a record before unanswered for 2 s. On another disk than the pool's, a full pool disk cannot keep an
 operator from adding a drive. Files that are moved away are begun anew, so logrotate needs no signal. Calls of nobody

@@ -35,4 +35,7 @@ def open_door(config: ServiceConfig, tell: Tell = tell_nobody) -> Door:
 
 
 def audit_path(config: ServiceConfig) -> Path:
-    return (config.audit and config.audit.path) or config.pool.path / FILE_NAME
+    if config.audit is not None and config.audit.path is not None:
+        return config.audit.path
+    assert config.pool is not None, "with pools the file is named, which is checked with the configuration"
+    return config.pool.path / FILE_NAME

@@ -19,9 +19,12 @@ class GrpcChunkService:
     its deadline on the wall clock, whether the service is slow, stuck or gone, and raises the errors that
     the Protocol names. The client reconnects by itself; a restarted service answers
     :class:`~meshfusion.jbof.errors.StaleHolderError` until the holder attaches again.
+
+    ``pool``: which one status and listings are of, where the service has several.
     """
 
-    def __init__(self, address: str, security: ClientSecurity | None = None) -> None:
+    def __init__(self, address: str, security: ClientSecurity | None = None, *, pool: str = "") -> None:
+        self._pool = pool
         self._caller = GrpcCaller(address, "ChunkService", security)
         self.address = self._caller.address
 
@@ -57,15 +60,24 @@ class GrpcChunkService:
         self._caller.call("Detach", request, lambda r: pb.DetachRequest(holder_id=r.holder_id), _nothing, deadline_s)
 
     def status(self, *, deadline_s: float) -> t.PoolStatus:
-        return self._caller.call(
-            "Status", None, lambda _: pb.StatusRequest(), codec_status.pool_status_from_pb, deadline_s
-        )
+        def encode(_: None) -> pb.StatusRequest:
+            return pb.StatusRequest(pool=self._pool)
+
+        return self._caller.call("Status", None, encode, codec_status.pool_status_from_pb, deadline_s)
 
     def list_chunks(self, request: t.ListRequest, *, deadline_s: float) -> t.ListReply:
-        return self._caller.call("ListChunks", request, codec.list_request_to_pb, codec.list_reply_from_pb, deadline_s)
+        def encode(r: t.ListRequest) -> pb.ListRequest:
+            message = codec.list_request_to_pb(r)
+            message.pool = self._pool
+            return message
+
+        return self._caller.call("ListChunks", request, encode, codec.list_reply_from_pb, deadline_s)
 
     def get_chunk(self, key: bytes, *, deadline_s: float) -> t.ChunkRecord | None:
-        return self._caller.call("GetChunk", key, lambda k: pb.GetChunkRequest(key=k), _optional_chunk, deadline_s)
+        def encode(k: bytes) -> pb.GetChunkRequest:
+            return pb.GetChunkRequest(key=k, pool=self._pool)
+
+        return self._caller.call("GetChunk", key, encode, _optional_chunk, deadline_s)
 
     def close(self) -> None:
         """Cancel running calls; every later call fails. Leases are not given back: detach first."""

@@ -16,6 +16,7 @@ from meshfusion.dpu.api.address import UnixAddress, parse_address
 from meshfusion.dpu.api.drive_types import DriveAdmin, RemoveDriveRequest
 from meshfusion.dpu.api.limits import MAX_MESSAGE_BYTES, check_id, check_key, malformed
 from meshfusion.dpu.api.listen import bind
+from meshfusion.dpu.api.named_pools import NamedPools, OnePool
 from meshfusion.dpu.api.observe_server import WatchedEvents, observe_handler
 from meshfusion.dpu.api.observer import CallObserver, NobodyWatches
 from meshfusion.dpu.api.refusing import RefusesUnread, abort
@@ -70,6 +71,7 @@ def serve(
     listen: str,
     *,
     admin: DriveAdmin | None = None,
+    pools: NamedPools | None = None,
     guard: Guard | None = None,
     tls: ServerTls | None = None,
     connection_age_s: float = CONNECTION_AGE_S,
@@ -82,7 +84,8 @@ def serve(
     max_concurrent_calls: int = 256,
 ) -> RunningServer:
     """Start serving ``service``, and ``admin``, ``operation``, ``events`` and ``traces`` to operators, at ``listen``
-    (``unix:///path`` or ``host:port``) and return at once. ``observer`` sees each call.
+    (``unix:///path`` or ``host:port``) and return at once. ``pools``: those of a service of several, which then are
+    what operators ask, instead of ``admin``. ``observer`` sees each call.
 
     Writers' calls wait for the index to be synced, so there are more threads than could compute at once, and others for
     lookups and the like. More than ``max_concurrent_calls`` are refused with RESOURCE_EXHAUSTED. ``service`` must allow
@@ -107,9 +110,10 @@ def serve(
     )
     undos: dict[str, Undo] = {"Match": _undo_match(service), "Reserve": _undo_reserve(service)}
     observer = observer or NobodyWatches()
-    served = {SERVICE_NAME: _handlers("ChunkService", _calls(service, guard), undos, guard, observer, lookups)}
-    if admin is not None:
-        served[ADMIN_NAME] = _handlers("DriveAdmin", _admin_calls(admin), {}, guard, observer, lookups)
+    named = OnePool(service, admin) if pools is None else pools
+    served = {SERVICE_NAME: _handlers("ChunkService", _calls(service, named, guard), undos, guard, observer, lookups)}
+    if admin is not None or pools is not None:
+        served[ADMIN_NAME] = _handlers("DriveAdmin", _admin_calls(named), {}, guard, observer, lookups)
     if operation is not None:
         calls = codec_service.calls_of(operation)
         served[OPERATION_NAME] = _handlers("ServiceAdmin", calls, {}, guard, observer, lookups)
@@ -167,24 +171,29 @@ def _handlers(
     return handlers
 
 
-def _admin_calls(admin: DriveAdmin) -> dict[str, Call]:
+def _admin_calls(pools: NamedPools) -> dict[str, Call]:
     c = codec_drives
 
+    def add(m: pb.AddDriveRequest, d: float) -> Message:
+        return c.drive_status_to_pb(pools.admin(m.pool).add_drive(c.add_drive_request_from_pb(m), deadline_s=d))
+
+    def drain(m: pb.DrainDriveRequest, d: float) -> Message:
+        return c.drive_status_to_pb(pools.admin(m.pool).drain_drive(c.drain_drive_request_from_pb(m), deadline_s=d))
+
     def remove(m: pb.RemoveDriveRequest, d: float) -> Message:
-        return pb.RemoveDriveReply(chunk_count=admin.remove_drive(RemoveDriveRequest(m.number), deadline_s=d))
+        count = pools.admin(m.pool).remove_drive(RemoveDriveRequest(m.number), deadline_s=d)
+        return pb.RemoveDriveReply(chunk_count=count)
 
     return {
-        "Drives": lambda m, d: c.drives_reply_to_pb(admin.drives(deadline_s=d)),
-        "AddDrive": lambda m, d: c.drive_status_to_pb(admin.add_drive(c.add_drive_request_from_pb(m), deadline_s=d)),
-        "DrainDrive": lambda m, d: c.drive_status_to_pb(
-            admin.drain_drive(c.drain_drive_request_from_pb(m), deadline_s=d)
-        ),
+        "Drives": lambda m, d: c.drives_reply_to_pb(pools.admin(m.pool).drives(deadline_s=d)),
+        "AddDrive": add,
+        "DrainDrive": drain,
         "RemoveDrive": remove,
     }
 
 
-def _calls(service: ChunkService, guard: Guard) -> dict[str, Call]:
-    """Each call of the API: decode, ask the service, encode."""
+def _calls(service: ChunkService, pools: NamedPools, guard: Guard) -> dict[str, Call]:
+    """Each call of the API: decode, ask the service, encode. ``pools``: for what operators ask."""
     r, w, s = codec, codec_writes, service
 
     def release(m: pb.ReleaseRequest, d: float) -> Message:
@@ -200,13 +209,16 @@ def _calls(service: ChunkService, guard: Guard) -> dict[str, Call]:
         return pb.DetachReply()
 
     def status(m: pb.StatusRequest, d: float) -> Message:
-        reply = codec_status.pool_status_to_pb(s.status(deadline_s=d))
+        reply = codec_status.pool_status_to_pb(pools.chunks(m.pool).status(deadline_s=d))
         reply.counters.extend(pb.Counter(name=name, value=value) for name, value in guard.counts().items() if value)
         return reply
 
     def get_chunk(m: pb.GetChunkRequest, d: float) -> Message:
-        chunk = s.get_chunk(check_key("key", m.key), deadline_s=d)
+        chunk = pools.chunks(m.pool).get_chunk(check_key("key", m.key), deadline_s=d)
         return pb.GetChunkReply(chunk=None if chunk is None else r.chunk_to_pb(chunk))
+
+    def list_chunks(m: pb.ListRequest, d: float) -> Message:
+        return r.list_reply_to_pb(pools.chunks(m.pool).list_chunks(r.list_request_from_pb(m), deadline_s=d))
 
     return {
         "Attach": lambda m, d: r.attachment_to_pb(s.attach(r.attach_request_from_pb(m), deadline_s=d)),
@@ -221,7 +233,7 @@ def _calls(service: ChunkService, guard: Guard) -> dict[str, Call]:
         "Drop": lambda m, d: pb.DropReply(dropped=s.drop(r.drop_request_from_pb(m), deadline_s=d)),
         "Detach": detach,
         "Status": status,
-        "ListChunks": lambda m, d: r.list_reply_to_pb(s.list_chunks(r.list_request_from_pb(m), deadline_s=d)),
+        "ListChunks": list_chunks,
         "GetChunk": get_chunk,
     }
 

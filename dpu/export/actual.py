@@ -21,6 +21,7 @@ class ActualSubsystem:
 
     ``foreign``: what it has that no :class:`~meshfusion.dpu.export.desired.Subsystem` could describe (a listener of
     another transport, say); such a subsystem is made anew. ``pending``: why it cannot be touched now, or empty.
+    ``unread``: why its connections are not known, or empty; only of one that is not managed.
     """
 
     nqn: str
@@ -32,6 +33,7 @@ class ActualSubsystem:
     connections: frozenset[Connection] = frozenset()
     foreign: str = ""
     pending: str = ""
+    unread: str = ""
 
     @property
     def host_nqns(self) -> frozenset[str]:

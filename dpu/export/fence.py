@@ -35,6 +35,8 @@ def verdict(actual: Actual, host_nqn: str, subsystem_nqn: str = "") -> Fence:
     for subsystem in actual:
         if host_nqn in subsystem.host_nqns:
             return NotYet(f"{subsystem.nqn} still allows {host_nqn}")
+        if subsystem.unread:
+            return NotYet(f"who is connected to {subsystem.nqn} is not known: {subsystem.unread}")
         if any(connection.host_nqn == host_nqn for connection in subsystem.connections):
             return NotYet(f"{host_nqn} still has queue pairs at {subsystem.nqn}")
         if subsystem.nqn == subsystem_nqn:

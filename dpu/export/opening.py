@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,8 @@ from meshfusion.dpu.export.errors import StepRefusedError
 from meshfusion.dpu.export.keeper import ExportKeeper, FencingTarget
 from meshfusion.dpu.export.keys import HostKeys
 from meshfusion.dpu.export.plan import ExportPlan, TargetKind, nqn_prefix_of
+from meshfusion.dpu.export.spdk.client import SpdkRpc
+from meshfusion.dpu.export.spdk.rate_limits import RateLimits, keep_limits
 from meshfusion.dpu.pool_dir import PoolLayout
 from meshfusion.dpu.pool_drives import find_drives
 from meshfusion.jbof.errors import ConfigError
@@ -22,19 +24,25 @@ from meshfusion.jbof.format import LBA_BYTES
 _EXISTS = -17  # bdev_aio_create answers with the negative errno: EEXIST
 
 
-def keeper_of(config: ExportsConfig, pool_uuid: uuid.UUID, layout: PoolLayout) -> ExportKeeper:
-    """Not started yet.
+def keeper_of(
+    config: ExportsConfig, pool_uuid: uuid.UUID, layout: PoolLayout, *, limits: RateLimits | None = None
+) -> ExportKeeper:
+    """Not started yet. ``limits``: of each drive, with an SPDK; None: what its bdevs have is somebody else's affair.
 
     Raises :class:`~meshfusion.dpu.export.errors.TargetUnreachableError` where this kernel has no nvmet, and
     :class:`~meshfusion.jbof.errors.ConfigError` for what cannot be exported. An SPDK that is not there may come later.
     """
     drives = {drive.number: drive.path.resolve() for drive in find_drives(layout).here}
-    plan, target = _plan_and_target(config, pool_uuid, layout, drives)
+    plan, target = _plan_and_target(config, pool_uuid, layout, drives, limits)
     return ExportKeeper(target, plan)
 
 
 def _plan_and_target(
-    config: ExportsConfig, pool_uuid: uuid.UUID, layout: PoolLayout, drives: Mapping[int, Path]
+    config: ExportsConfig,
+    pool_uuid: uuid.UUID,
+    layout: PoolLayout,
+    drives: Mapping[int, Path],
+    limits: RateLimits | None = None,
 ) -> tuple[ExportPlan, FencingTarget]:
     """``drives``: where they are, by their numbers."""
     spdk = config.spdk
@@ -54,7 +62,8 @@ def _plan_and_target(
     if spdk is None:
         return plan, _nvmet(nothing)
     files = {} if spdk.named_bdevs else {backings[number]: str(path) for number, path in drives.items()}
-    return plan, _spdk(config, spdk, nothing, files)
+    attach = partial(attach_drives, files, tuple(backings.values()), limits)
+    return plan, _spdk(config, spdk, nothing, attach)
 
 
 def bdevs_of(spdk: SpdkConfig, pool_uuid: uuid.UUID, drives: Collection[int]) -> dict[int, str]:
@@ -112,8 +121,8 @@ def _nvmet(desired: Export) -> FencingTarget:
     return NvmetTarget(KernelConfigFs(), desired)
 
 
-def _spdk(config: ExportsConfig, spdk: SpdkConfig, desired: Export, files: Mapping[str, str]) -> FencingTarget:
-    """``files``: of which aio bdevs are to be made, by the bdevs' names."""
+def _spdk(config: ExportsConfig, spdk: SpdkConfig, desired: Export, attach: Callable[[SpdkRpc], None]) -> FencingTarget:
+    """``attach``: see :class:`~meshfusion.dpu.export.spdk.target.SpdkSettings`."""
     from meshfusion.dpu.export.spdk.client import SpdkClient
     from meshfusion.dpu.export.spdk.sizing import Machine, size
     from meshfusion.dpu.export.spdk.target import SpdkSettings, SpdkTarget
@@ -122,9 +131,16 @@ def _spdk(config: ExportsConfig, spdk: SpdkConfig, desired: Export, files: Mappi
     settings = SpdkSettings(
         sizing=size(machine),
         transports=frozenset(parse_portal(portal).transport for portal in config.portals),
-        attach=partial(attach_files, files),
+        attach=attach,
     )
     return SpdkTarget(SpdkClient(spdk.socket), settings, desired)
+
+
+def attach_drives(files: Mapping[str, str], bdevs: Collection[str], limits: RateLimits | None, rpc: SpdkRpc) -> None:
+    """``files``: of which aio bdevs are to be made, by their names. ``bdevs``: all that are exported. Idempotent."""
+    attach_files(files, rpc)
+    if limits is not None:
+        keep_limits(rpc, bdevs, limits)
 
 
 def attach_files(files: Mapping[str, str], rpc: Any) -> None:

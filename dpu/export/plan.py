@@ -16,7 +16,7 @@ from meshfusion.dpu.export.layout import Tenant, one_subsystem_per_host, one_sub
 from meshfusion.jbof.nvme.auth_keys import format_secret
 from meshfusion.jbof.pool_addresses import namespace_of
 
-TENANT = "default"  # the one tenant that is served so far
+WHOLE_POOL = "default"  # to its exports a pool is one tenant, whoever share it; it stands in serials and NQNs
 NQN_AUTHORITY = "nqn.2026-11.io.meshfusion"
 
 
@@ -51,7 +51,7 @@ class ExportPlan:
         """What should be exported for these and nobody else."""
         namespaces = frozenset(self._namespace(number, backing) for number, backing in self.backings.items())
         hosts = frozenset(map(self._host, incarnations))
-        tenants = [Tenant(TENANT, namespaces, hosts)]
+        tenants = [Tenant(WHOLE_POOL, namespaces, hosts)]
         layout = one_subsystem_per_host if self.kind is TargetKind.NVMET else one_subsystem_per_tenant
         return layout(self.nqn_prefix, tenants, self.listeners)
 

@@ -4,6 +4,7 @@ again (rule 3). No I/O, no clock."""
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import replace
 
 from meshfusion.dpu.api import types as api
@@ -18,7 +19,7 @@ from meshfusion.jbof.errors import StaleHolderError
 
 
 class Attending:
-    """``exported_as``: see :class:`~meshfusion.dpu.store.effects.HolderRecord`."""
+    """``exported_as``: see :class:`~meshfusion.dpu.store.effects.HolderRecord`. ``tenants``: whose engines may come."""
 
     def __init__(
         self,
@@ -30,7 +31,9 @@ class Attending:
         *,
         epoch: int,
         exported_as: str,
+        tenants: Collection[str],
     ) -> None:
+        self._tenants = tenants
         self._holders = holders
         self._leases = leases
         self._grants = grants
@@ -44,7 +47,7 @@ class Attending:
 
     def attach(self, now_s: float, request: api.AttachRequest) -> Step[str]:
         """Raises :class:`UnsupportedError` and :class:`StaleHolderError`."""
-        refuse_unserved(request)
+        refuse_unserved(request, self._tenants)
         holder_id = request.incarnation
         if self._holders.is_fenced(holder_id):
             raise StaleHolderError(

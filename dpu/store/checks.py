@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from operator import lt
 
 from meshfusion.dpu.api import types as api
-from meshfusion.dpu.api.limits import MAX_GROUPS, MAX_INT, MAX_SHARDS
+from meshfusion.dpu.api.limits import MAX_GROUPS, MAX_ID_CHARS, MAX_INT, MAX_SHARDS
+from meshfusion.dpu.api.tenant import CHUNK_TENANT
 from meshfusion.dpu.store.effects import HolderRecord
 from meshfusion.dpu.store.grants import Grant
 from meshfusion.dpu.store.segments import SegmentSizes
 from meshfusion.jbof.errors import ConfigError, ServiceError, UnsupportedError
 from meshfusion.jbof.format import header_lba_count, shard_lba_count, unit_lba_count
 
-SERVED_TENANT = "default"
 PROBE_KIND = "probe"  # the service's own: it attaches, looks up and writes as engines do, and does not count as one
 SERVED_KINDS = ("vllm", PROBE_KIND)
+UNSERVED_STEP = (
+    "change these values (the connector's tenant is one that the service's configuration names), or use a newer service"
+)
 
 _INCARNATION = re.compile(r"[0-9A-Za-z_-]{1,64}")  # it names a file
 
 _U32_MAX = 2**32 - 1  # what an index record and a chunk header can hold
 
 
-def refuse_unserved(request: api.AttachRequest) -> None:
-    """What the API can say and this version does not serve, all at once."""
+def refuse_unserved(request: api.AttachRequest, tenants: Collection[str]) -> None:
+    """What the API can say and this version does not serve, all at once. ``tenants``: whose the pool is; an engine is
+    not told who they are."""
     unserved = []
     if not _INCARNATION.fullmatch(request.incarnation):
         unserved.append(f"incarnation {request.incarnation!r} (served: 1 to 64 letters, digits, '-' and '_')")
@@ -32,8 +36,8 @@ def refuse_unserved(request: api.AttachRequest) -> None:
         unserved.append("a NUL character in engine_version or host")
     if request.api_version != api.API_VERSION:
         unserved.append(f"api_version {request.api_version} (served: {api.API_VERSION})")
-    if request.tenant != SERVED_TENANT:
-        unserved.append(f"tenant {request.tenant!r} (served: {SERVED_TENANT!r})")
+    if request.tenant not in tenants:
+        unserved.append(f"tenant {request.tenant[:MAX_ID_CHARS]!r}")
     if not 1 <= request.rank_count <= MAX_SHARDS:
         unserved.append(f"rank_count {request.rank_count} (served: 1 to {MAX_SHARDS})")
     if request.handoff_token:
@@ -44,9 +48,7 @@ def refuse_unserved(request: api.AttachRequest) -> None:
     if len(request.identity) != api.IDENTITY_BYTES:
         unserved.append(f"an identity of {len(request.identity)} bytes (served: {api.IDENTITY_BYTES})")
     if unserved:
-        raise UnsupportedError(
-            "not served yet: " + "; ".join(unserved), next_step="change these values or use a newer service"
-        )
+        raise UnsupportedError("not served here: " + "; ".join(unserved), next_step=UNSERVED_STEP)
 
 
 def refuse_other_exports(former: Iterable[HolderRecord], exported_as: str) -> None:
@@ -117,7 +119,7 @@ def record_of(grant: Grant, item: api.CommitItem, holder: HolderRecord, lba_byte
     return api.ChunkRecord(
         key=grant.item.key,
         identity=holder.identity,
-        tenant=SERVED_TENANT,
+        tenant=CHUNK_TENANT,
         group=grant.item.group,
         position_tokens=grant.item.position_tokens,
         token_count=grant.item.token_count,

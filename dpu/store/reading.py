@@ -7,9 +7,10 @@ from collections.abc import Mapping
 
 from meshfusion.dpu.api import types as api
 from meshfusion.dpu.api.limits import check_groups
+from meshfusion.dpu.api.tenant import CHUNK_TENANT
 from meshfusion.dpu.store.attending import Attending
 from meshfusion.dpu.store.boundary import Boundary, longest_boundary
-from meshfusion.dpu.store.checks import PROBE_KIND, SERVED_TENANT
+from meshfusion.dpu.store.checks import PROBE_KIND
 from meshfusion.dpu.store.curator import Curator
 from meshfusion.dpu.store.holders import Holder
 from meshfusion.dpu.store.leases import LeaseTable
@@ -73,7 +74,7 @@ class Reading:
         servable = (
             record.key == group.keys[i]
             and record.identity == holder.record.identity
-            and record.tenant == SERVED_TENANT
+            and record.tenant == CHUNK_TENANT
             and record.group == group.group
             and record.position_tokens == i * request.chunk_tokens
             and record.token_count == request.chunk_tokens

@@ -16,6 +16,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from meshfusion.dpu.api import types as api
+from meshfusion.dpu.api.tenant import DEFAULT_TENANT
 from meshfusion.dpu.store.attending import Attending
 from meshfusion.dpu.store.checks import PROBE_KIND
 from meshfusion.dpu.store.curator import Curator, WritesEverything
@@ -63,8 +64,10 @@ class Store:
         former_holders: Iterable[HolderRecord] = (),
         exported_as: str = "",
         curator: Curator | None = None,
+        tenants: Collection[str] = (DEFAULT_TENANT,),
         now_s: float,
     ) -> None:
+        """``tenants``: whose engines may attach."""
         self.segments = segments
         self.options = options
         self.epoch = epoch
@@ -89,6 +92,7 @@ class Store:
             self._transactions,
             epoch=epoch,
             exported_as=exported_as,
+            tenants=tenants,
         )
         self._reading = Reading(
             segments, self.leases, curator, self._attending, max_pinned_fraction=options.max_pinned_fraction

@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from meshfusion.dpu.api.address import parse_address
 from meshfusion.dpu.api.security.client_security import ClientSecurity
+from meshfusion.dpu.api.tenant import DEFAULT_TENANT, check_name
 from meshfusion.host.connector.config_security import FilePath, ServiceTls, client_security, security_problem
 from meshfusion.host.path.path_kind import PathKind
 from meshfusion.jbof.config_problems import (
@@ -39,6 +40,7 @@ _KEYS_ELSEWHERE = (
     "of command is for targets over RDMA, and this path has none",
     "set path: rdma, or remove key_scope",
 )
+_TENANT_ALONE = ("is for a service, and an embedded pool is this engine's own", "remove it, or use service: instead")
 _RDMA_ALONE = ("rdma needs a service that exports its pool", "use service: instead of pool:, or another path")
 
 
@@ -153,6 +155,12 @@ class ConnectorConfig(_Model):
         "it, or the group root",
         examples=["/etc/meshfusion/engine-1.token"],
     )
+    tenant: Annotated[str, AfterValidator(check_name)] = Field(
+        default=DEFAULT_TENANT,
+        description="whose engine this is, with service: one that the service's configuration names; its hits are what "
+        "engines of tenants in the same pool have stored; default default",
+        examples=["red"],
+    )
     path: WantedPath = Field(
         default=WantedPath.AUTO,
         strict=False,
@@ -208,6 +216,8 @@ class ConnectorConfig(_Model):
         if (self.pool is None) == (self.service is None):
             raise FieldValueError(*_ONE_POOL)
         self._check_security()
+        if self.tenant != DEFAULT_TENANT and self.service is None:
+            raise FieldValueError(*_TENANT_ALONE, field="tenant")
         if self.path is WantedPath.RDMA and self.service is None:
             raise FieldValueError(*_RDMA_ALONE, field="path")
         if self.path is WantedPath.BLOCK and not self.direct_io:

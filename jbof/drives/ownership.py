@@ -114,9 +114,10 @@ class DriveOwnedError(PoolBusyError):
     """Another service owns the drive, or took it."""
 
 
-def take(owner: uuid.UUID, key: int, *, may_take_over: bool) -> Taking:
+def take(owner: uuid.UUID, key: int, *, may_take_over: bool, is_shared: bool = False) -> Taking:
     """``owner``: the service, over all its lives, of which the machine's lock lets one be at a time. ``key``: random,
-    not 0, never used before: it stands for this life.
+    not 0, never used before: it stands for this life. ``is_shared``: other slices of the drive are held under it by
+    this process already: registering and reserving again change nothing then, and it is kept whatever becomes of this.
 
     Raises :class:`DriveOwnedError` while another service owns the drive, unless ``may_take_over``; that must be said
     only when it is known to be dead, or is to be cut off. The host that held it loses what it has under way.
@@ -129,7 +130,8 @@ def take(owner: uuid.UUID, key: int, *, may_take_over: bool) -> Taking:
     try:
         was_taken_over = yield from _reserved(owner, key, may_take_over=may_take_over)
     except Exception:
-        yield from _withdraw(key)
+        if not is_shared:
+            yield from _withdraw(key)
         raise
     before: OwnerRecord | None = yield ReadRecord()
     epoch = 1 if before is None else before.epoch + 1
@@ -145,10 +147,12 @@ def close(ownership: Ownership) -> Generator[Step, Any, None]:
     yield WriteRecord(dataclasses.replace(ownership.record, is_clean=True))
 
 
-def release(ownership: Ownership) -> Generator[Step, Any, None]:
-    """As :func:`close`, for a drive that leaves the pool: its reservation ends, so that others may write it."""
+def release(ownership: Ownership, *, is_shared: bool = False) -> Generator[Step, Any, None]:
+    """As :func:`close`, for a drive that leaves the pool: its reservation ends, so that others may write it; not where
+    other slices of it are held under the same key."""
     yield from close(ownership)
-    yield Unregister(ownership.record.key)
+    if not is_shared:
+        yield Unregister(ownership.record.key)
 
 
 def is_held(ownership: Ownership) -> Generator[Step, Any, bool]:

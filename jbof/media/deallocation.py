@@ -21,6 +21,7 @@ from typing import Final
 _FALLOC_FL_KEEP_SIZE: Final = 0x01  # linux/falloc.h
 _FALLOC_FL_ZERO_RANGE: Final = 0x10
 _BLKDISCARD: Final = 0x1277  # linux/fs.h: _IO(0x12, 119)
+_BLKZEROOUT: Final = 0x127F  # linux/fs.h: _IO(0x12, 127)
 _UNSUPPORTED: Final = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOTTY})
 
 
@@ -41,8 +42,18 @@ def zero_file_range(fd: int, offset_bytes: int, length_bytes: int) -> bool:
 
 def discard_device_range(fd: int, offset_bytes: int, length_bytes: int) -> bool:
     """False when this device cannot. Raises OSError."""
+    return _device_range(fd, _BLKDISCARD, offset_bytes, length_bytes)
+
+
+def zero_device_range(fd: int, offset_bytes: int, length_bytes: int) -> bool:
+    """The same, and zeros are read afterwards: deallocated where the drive promises that, else written by the kernel
+    (block/blk-lib.c, ``blkdev_issue_zeroout``), which takes as long as writing does."""
+    return _device_range(fd, _BLKZEROOUT, offset_bytes, length_bytes)
+
+
+def _device_range(fd: int, request: int, offset_bytes: int, length_bytes: int) -> bool:
     try:
-        fcntl.ioctl(fd, _BLKDISCARD, struct.pack("=QQ", offset_bytes, length_bytes))
+        fcntl.ioctl(fd, request, struct.pack("=QQ", offset_bytes, length_bytes))
     except OSError as error:
         if error.errno in _UNSUPPORTED:
             return False

@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from meshfusion.jbof.format import LBA_BYTES
 from meshfusion.jbof.media.buffer import AlignedBuffer
-from meshfusion.jbof.media.deallocation import discard_device_range, zero_file_range
+from meshfusion.jbof.media.deallocation import discard_device_range, zero_device_range, zero_file_range
 from meshfusion.jbof.media.direct import ASSUMED_ALIGNMENT, DirectAlignment, direct_alignment
 from meshfusion.jbof.media.fabrics import FabricsLink, fabrics_links
 from meshfusion.jbof.media.faults import DataFileError, MediaFault
@@ -197,6 +197,33 @@ class DataFile:
             return (discard_device_range if self.is_device else zero_file_range)(self._fd, start, length)
         except OSError as error:
             raise self._failed(error, "deallocating", start, length) from error
+
+    def zero(self, offset_bytes: int, length_bytes: int) -> bool:
+        """Zeros are read here from now on, and nothing of what there was. May take as long as writing does. False when
+        that is not supported here. Raises as :meth:`deallocate`."""
+        assert self._fd >= 0, "used after close"
+        assert self.writable
+        assert 0 <= offset_bytes < offset_bytes + length_bytes <= self.size_bytes
+        try:
+            return (zero_device_range if self.is_device else zero_file_range)(self._fd, offset_bytes, length_bytes)
+        except OSError as error:
+            raise self._failed(error, "zeroing", offset_bytes, length_bytes) from error
+
+    def next_data(self, offset_bytes: int) -> tuple[int, int] | None:
+        """``(begin, end)`` in bytes of what lies there or behind and is no hole of a file, which reads as zeros
+        (lseek(2), SEEK_DATA). None: nothing. Raises :class:`DataFileError`."""
+        assert self._fd >= 0, "used after close"
+        if offset_bytes >= self.size_bytes:
+            return None
+        if self.is_device:
+            return offset_bytes, self.size_bytes
+        try:
+            begin = os.lseek(self._fd, offset_bytes, os.SEEK_DATA)
+            return begin, min(os.lseek(self._fd, begin, os.SEEK_HOLE), self.size_bytes)
+        except OSError as error:
+            if error.errno == errno.ENXIO:
+                return None
+            raise self._failed(error, "looking for data in", offset_bytes, self.size_bytes - offset_bytes) from error
 
     def close(self) -> None:
         fd, self._fd = self._fd, -1

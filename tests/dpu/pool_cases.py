@@ -13,8 +13,8 @@ from types import TracebackType
 import numpy as np
 
 from meshfusion.dpu.api import types as api
-from meshfusion.dpu.api.client import GrpcChunkService
 from meshfusion.dpu.api.liveness import hold_liveness
+from meshfusion.dpu.api.tenant import DEFAULT_TENANT
 from meshfusion.dpu.pool import Pool
 from meshfusion.dpu.pool_create import create_pool
 from meshfusion.jbof.digest import load_kernels
@@ -44,9 +44,10 @@ def key(i: int) -> bytes:
 class Holder:
     """Attached, with its liveness lock held."""
 
-    def __init__(self, pool: Pool | GrpcChunkService, holder_id: str | None = None) -> None:
+    def __init__(self, pool: api.ChunkService, holder_id: str | None = None, *, tenant: str = DEFAULT_TENANT) -> None:
         self.pool = pool
-        request = api.AttachRequest(holder_id or uuid.uuid4().hex, "vllm", "1", "h", os.getpid(), IDENTITY, 1)
+        incarnation = holder_id or uuid.uuid4().hex
+        request = api.AttachRequest(incarnation, "vllm", "1", "h", os.getpid(), IDENTITY, 1, tenant)
         self.request = request
         self.attachment = pool.attach(request, deadline_s=DEADLINE_S)
         self.id = self.attachment.holder_id

@@ -17,10 +17,10 @@ from meshfusion.dpu.config import (
     DrivesConfig,
     LeaseConfig,
     MediumConfig,
+    PoolConfig,
     ServiceConfig,
     examine_service_config,
     load_service_config,
-    notes_on_pool,
 )
 from meshfusion.dpu.config_example import example_service_config
 from meshfusion.dpu.config_exports import ExportsConfig, SpdkConfig, parse_portal
@@ -48,6 +48,16 @@ def problems_of(path: Path) -> list[str]:
     return [str(p) for p in caught.value.problems]
 
 
+def pool_of(config: ServiceConfig) -> PoolConfig:
+    assert config.pool is not None
+    return config.pool
+
+
+def notes(path: Path) -> tuple[str, ...]:
+    (served,) = load_service_config(path).served
+    return served.notes
+
+
 GOOD = """
 listen: unix://$TMP/s
 pool: {path: $TMP/pool, create: true, size: 4GiB}
@@ -57,9 +67,9 @@ pool: {path: $TMP/pool, create: true, size: 4GiB}
 def test_a_short_file_gets_the_defaults(tmp_path: Path) -> None:
     config = load_service_config(write(tmp_path, GOOD))
     assert config.listen == f"unix://{tmp_path}/s"
-    assert config.pool.path == tmp_path / "pool"
-    assert config.pool.size == 4 * 2**30
-    assert config.pool.segment_size is None
+    assert pool_of(config).path == tmp_path / "pool"
+    assert pool_of(config).size == 4 * 2**30
+    assert pool_of(config).segment_size is None
     assert config.leases.lease_ttl_s == 30.0
     assert (config.log.level, config.log.format) == ("info", "text")
 
@@ -109,8 +119,8 @@ extra: 1
         r"line 8: leases\.max_pinned_fraction = 1\.5: must be at most 1; use more than 0 and at most 1, "
         r"for example 0\.5",
         r"line 9: log\.level = 'loud': must be 'debug', 'info', 'warning' or 'error'",
-        r"line 10: extra: unknown key; remove it; known here: listen, pool, tls, access, tokens_file, audit, exports, "
-        r"medium, leases, drives, stop_grace_s, log",
+        r"line 10: extra: unknown key; remove it; known here: listen, pool, pools, tls, access, tokens_file, audit, "
+        r"exports, medium, leases, drives, stop_grace_s, log",
     ]
     assert len(problems) == len(expected)
     for problem, pattern in zip(problems, expected, strict=True):
@@ -268,8 +278,8 @@ def test_sizes_without_effect_are_noted(tmp_path: Path) -> None:
     pool = tmp_path / "pool"
     make_pool(pool)
     size, other = f"{SIZE_BYTES + 4096}", GOOD.replace("4GiB", "4GiB, segment_size: 2MiB")
-    assert notes_on_pool(load_service_config(write(tmp_path, GOOD.replace("4GiB", size))).pool) == ()
-    assert notes_on_pool(load_service_config(write(tmp_path, other)).pool) == (
+    assert notes(write(tmp_path, GOOD.replace("4GiB", size))) == ()
+    assert notes(write(tmp_path, other)) == (
         f"pool.size = 4GiB has no effect: the pool {pool} exists already, with a size of {format_size(SIZE_BYTES)}",
         f"pool.segment_size = 2MiB has no effect: the pool {pool} exists already, with segments of 1MiB",
     )
@@ -286,9 +296,9 @@ def of_drives(tmp_path: Path, *names: str, size_bytes: int = SIZE_BYTES) -> str:
 
 def test_a_new_pool_of_several_drives(tmp_path: Path) -> None:
     config = load_service_config(write(tmp_path, of_drives(tmp_path, "a", "b")))
-    assert config.pool.data_path == (tmp_path / "a", tmp_path / "b")
+    assert pool_of(config).data_path == (tmp_path / "a", tmp_path / "b")
     one = GOOD.replace("size: 4GiB", "size: 4GiB, data_path: $TMP/a")
-    assert load_service_config(write(tmp_path, one)).pool.data_path == (tmp_path / "a",)
+    assert pool_of(load_service_config(write(tmp_path, one))).data_path == (tmp_path / "a",)
 
 
 @pytest.mark.parametrize(
@@ -323,13 +333,13 @@ def test_drives_that_a_pool_does_not_have_are_noted(tmp_path: Path) -> None:
     of_drives(tmp_path, "a", "b")
     make_pool(tmp_path / "pool", tmp_path / "a")
     text = GOOD.replace("4GiB", f"{SIZE_BYTES}, data_path: [$TMP/a, $TMP/b]")
-    (note,) = notes_on_pool(load_service_config(write(tmp_path, text)).pool)
+    (note,) = notes(write(tmp_path, text))
     assert note == (
         f"pool.data_path = {tmp_path}/b has no effect: the pool {tmp_path}/pool exists already, without it; to add it: "
         f"mfctl jbof add {tmp_path}/pool --size {format_size(SIZE_BYTES)} --data-path {tmp_path}/b"
     )
     add_drive(tmp_path / "pool", size_bytes=SIZE_BYTES, data_path=tmp_path / "b")
-    assert notes_on_pool(load_service_config(write(tmp_path, text)).pool) == ()
+    assert notes(write(tmp_path, text)) == ()
 
 
 TOO_LITTLE = "medium: {drive_writes_per_day: 0.1}\n"
@@ -444,9 +454,10 @@ def test_unreadable_files(tmp_path: Path) -> None:
 def test_the_example_is_complete_and_shows_the_defaults(tmp_path: Path) -> None:
     text = example_service_config()
     data = yaml.safe_load(text)
-    left_out = {"exports", "tls", "access", "tokens_file", "audit"}
+    left_out = {"exports", "pools", "tls", "access", "tokens_file", "audit"}
     assert set(data) == set(ServiceConfig.model_fields) - left_out
     assert "# exports:" in text
+    assert "# pools:" in text
     assert "# data_path: " in text
     data["listen"] = f"unix://{tmp_path}/s"
     data["pool"]["path"] = f"{tmp_path}/pool"
@@ -594,4 +605,4 @@ def test_endless_files_are_refused(tmp_path: Path) -> None:
 
 def test_a_directory_made_ready_needs_no_writable_parent(tmp_path: Path) -> None:
     (tmp_path / "pool").mkdir()
-    assert load_service_config(write(tmp_path, GOOD)).pool.create
+    assert pool_of(load_service_config(write(tmp_path, GOOD))).create

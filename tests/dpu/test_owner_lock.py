@@ -14,6 +14,7 @@ import pytest
 from meshfusion.dpu.api import types as api
 from meshfusion.dpu.api.liveness import create_liveness, forget_liveness, hold_liveness, take_liveness_away
 from meshfusion.dpu.index import Index
+from meshfusion.dpu.owner_lock import served_as, served_at
 from meshfusion.dpu.pool import Pool, create_pool
 from meshfusion.dpu.pool_dir import PoolLayout
 from meshfusion.jbof.errors import FormatError, MediaError, PoolBusyError, ServiceError
@@ -65,6 +66,19 @@ def test_who_finds_the_pool_in_use_learns_where_it_is_served(tmp_path: Path) -> 
         Pool.open(path)
     assert caught.value.message.endswith(f"in use by process {os.getpid()}"), "the address of an earlier owner is gone"
     assert "stop that one first" in caught.value.next_step
+
+
+def test_a_pool_of_several_has_a_name_at_its_service(tmp_path: Path) -> None:
+    create_pool(tmp_path / "pool", size_bytes=SIZE_BYTES, segment_bytes=SEGMENT_BYTES)
+    layout = PoolLayout(tmp_path / "pool")
+    assert served_as(layout) == ""
+    with Pool.open(tmp_path / "pool") as pool:
+        assert (served_at(layout), served_as(layout)) == ("", "")
+        pool.announce_service("unix:///run/s")
+        assert (served_at(layout), served_as(layout)) == ("unix:///run/s", "")
+        pool.announce_service(f"unix:///{'d' * 100}/s", "r" * 48)
+        assert (served_at(layout), served_as(layout)) == (f"unix:///{'d' * 100}/s", "r" * 48)
+    assert (served_at(layout), served_as(layout)) == ("", "")
 
 
 def test_a_pool_on_a_block_device(tmp_path: Path, loop_device: Path) -> None:

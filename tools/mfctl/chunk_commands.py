@@ -63,6 +63,7 @@ def chunk() -> None:
 def ls(
     path: Path | None,
     address: str | None,
+    pool_name: str,
     timeout_s: float,
     limit: int,
     after_key: bytes,
@@ -70,8 +71,8 @@ def ls(
     output_format: str,
 ) -> None:
     """List committed chunks in key order, from the pool in PATH or from a service."""
-    require_one_source(path, address)
-    with open_chunks(path, address) as source:
+    require_one_source(path, address, pool_name)
+    with open_chunks(path, address, pool_name) as source:
         chunks, next_after = _list(source, limit, after_key, identity, timeout_s)
     if output_format != "table":
         print_document({"chunks": [chunk_object(c) for c in chunks], "next_after_key": next_after.hex()}, output_format)
@@ -128,13 +129,15 @@ def _find(source: ChunkReader, key: str, timeout_s: float) -> ChunkRecord | None
 @click.argument("path", type=PATH, required=False)
 @source_options
 @format_option
-def show(key: str, path: Path | None, address: str | None, timeout_s: float, output_format: str) -> None:
+def show(
+    key: str, path: Path | None, address: str | None, pool_name: str, timeout_s: float, output_format: str
+) -> None:
     """Show one chunk: where its shards lie and what proves them.
 
     Of its key, as many digits as tell it from the others are enough, but at least six.
     """
-    require_one_source(path, address)
-    with open_chunks(path, address) as source:
+    require_one_source(path, address, pool_name)
+    with open_chunks(path, address, pool_name) as source:
         found = _find(source, key, timeout_s)
     if found is None:
         raise MeshFusionError(f"there is no chunk {key}", next_step="`mfctl chunk ls` lists the keys.")

@@ -29,7 +29,7 @@ def check(file: Path, connector: bool, output_format: str) -> None:
     A pool that exists is looked at beside whoever owns it; for one to be created, the room is. What the service would
     refuse is an error; what it would start with, but not be whole, such as a drive that is away, is a warning.
     """
-    from meshfusion.dpu.config import examine_service_config, notes_on_pool, read_config_file
+    from meshfusion.dpu.config import examine_service_config, read_config_file
     from meshfusion.dpu.config_access import expiry_notes
 
     # What opening the pool's drives logs is told as warnings.
@@ -46,7 +46,8 @@ def check(file: Path, connector: bool, output_format: str) -> None:
         )
     else:
         checked, warnings = examine_service_config(file, document)
-        notes = (*notes_on_pool(checked.pool), *expiry_notes(checked.tls))
+        of_pools = (note for served in checked.served for note in served.notes)
+        notes = (*of_pools, *expiry_notes(checked.tls))
     if output_format != "table":
         print_document({"file": str(file), "ok": True, "notes": notes, "warnings": warnings}, output_format)
     else:

@@ -16,15 +16,15 @@ _ANSWER_S: Final = 3.0
 def check_service(pool: Path) -> Iterator[Finding]:
     """Nothing where no service has the pool."""
     from meshfusion.dpu.api.client import GrpcChunkService
-    from meshfusion.dpu.owner_lock import served_at
+    from meshfusion.dpu.owner_lock import served_as, served_at
     from meshfusion.dpu.pool_dir import PoolLayout
 
     layout = PoolLayout(pool.absolute())
-    address = served_at(layout)
+    address, name = served_at(layout), served_as(layout)
     if not address:
         return
     try:
-        client = GrpcChunkService(address, access_to(address))
+        client = GrpcChunkService(address, access_to(address), pool=name)
         try:
             status = client.status(deadline_s=_ANSWER_S)
         finally:
@@ -39,4 +39,9 @@ def check_service(pool: Path) -> Iterator[Finding]:
     else:
         yield Finding("saves", State.OK, "accepted")
     if status.exports_problem:
-        yield Finding("exports", State.WARN, status.exports_problem, f"mfctl pool status --service {address}")
+        yield Finding(
+            "exports",
+            State.WARN,
+            status.exports_problem,
+            f"mfctl pool status --service {address}{f' --pool {name}' if name else ''}",
+        )

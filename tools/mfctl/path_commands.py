@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from meshfusion.dpu.api.tenant import DEFAULT_TENANT
 from meshfusion.jbof.errors import MeshFusionError
 from meshfusion.tools.mfctl.numbers import FiniteRange
 from meshfusion.tools.mfctl.output import format_bytes, format_option, print_document, print_table
@@ -118,8 +119,11 @@ def _size(ctx: click.Context, param: click.Parameter, value: str) -> int:
 @click.option(
     "--depth", type=click.IntRange(1, 1024), default=8, show_default=True, metavar="COUNT", help="Reads at a time."
 )
+@click.option(
+    "--tenant", default=DEFAULT_TENANT, show_default=True, metavar="NAME", help="Whose pool, where there are several."
+)
 @format_option
-def test(address: str, seconds: float, size_bytes: int, depth: int, output_format: str) -> None:
+def test(address: str, seconds: float, size_bytes: int, depth: int, tenant: str, output_format: str) -> None:
     """Connect to a service's target over each path alone, and read from the pool. Nothing is written.
 
     Attaches as a holder of its own, and needs no engine. Exits 1 when a path does not work.
@@ -128,7 +132,7 @@ def test(address: str, seconds: float, size_bytes: int, depth: int, output_forma
 
     if size_bytes * depth > _MAX_MEMORY_BYTES:
         raise click.UsageError(f"--size times --depth is more than {format_bytes(_MAX_MEMORY_BYTES)}.")
-    outcomes = try_paths(address, ReadLoad(seconds, size_bytes, depth))
+    outcomes = try_paths(address, ReadLoad(seconds, size_bytes, depth), tenant=tenant)
     if output_format != "table":
         print_document({"paths": outcomes}, output_format)
     else:

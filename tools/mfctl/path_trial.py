@@ -14,6 +14,7 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from meshfusion.dpu.api.client import GrpcChunkService
+from meshfusion.dpu.api.tenant import DEFAULT_TENANT
 from meshfusion.dpu.api.types import Access, Attachment, ChunkService, Namespace
 from meshfusion.host.path.drive_proof import check_pool
 from meshfusion.host.path.flexpath.addresses import PathAddress, path_specs
@@ -67,7 +68,7 @@ class Way(NamedTuple):
     spec: PathSpec
 
 
-def try_paths(service_address: str, load: ReadLoad) -> list[Outcome]:
+def try_paths(service_address: str, load: ReadLoad, *, tenant: str = DEFAULT_TENANT) -> list[Outcome]:
     """Attach, try one path after the other, detach whatever happened.
 
     Raises :class:`~meshfusion.jbof.errors.MeshFusionError`: there is no way to begin. What is wrong with a path is in
@@ -75,7 +76,7 @@ def try_paths(service_address: str, load: ReadLoad) -> list[Outcome]:
     """
     client = GrpcChunkService(service_address, access_to(service_address))
     try:
-        with attached(client) as attachment:
+        with attached(client, tenant) as attachment:
             _check_load(load, attachment.namespaces)
             # One for all paths, and longer than any of them: a queue pair that does not end may still write there.
             buffer = AlignedBuffer(load.size_bytes * load.depth)
@@ -85,7 +86,7 @@ def try_paths(service_address: str, load: ReadLoad) -> list[Outcome]:
 
 
 @contextlib.contextmanager
-def attached(service: ChunkService) -> Iterator[Attachment]:
+def attached(service: ChunkService, tenant: str = DEFAULT_TENANT) -> Iterator[Attachment]:
     """As a holder of its own, kept by heartbeats."""
     standing = PoolStanding(
         service,
@@ -93,6 +94,7 @@ def attached(service: ChunkService) -> Iterator[Attachment]:
         engine_version=ENGINE_VERSION,
         rank_count=1,
         access=Access.NVMEOF,
+        tenant=tenant,
         tell=lambda event: None,
     )
     try:

@@ -91,7 +91,10 @@ def create(
     serial: str | None,
     output_format: str,
 ) -> None:
-    """Create an empty pool in PATH, a new or an empty directory."""
+    """Create an empty pool in PATH, a new or an empty directory.
+
+    All that is on a --data-path is zeroed: fast where the drive can deallocate to zeros, else it is overwritten.
+    """
     from meshfusion.dpu.pool import create_pool, inspect_pool
     from meshfusion.dpu.pool_create import create_pool_of_drives
 
@@ -102,13 +105,22 @@ def create(
     drives = data_paths or (None,) * (drive_count or 1)
     if len(drives) == 1:
         data_path = drives[0]
-        create_pool(
-            path, size_bytes=size_bytes, segment_bytes=segment_bytes, data_path=data_path, overwrite_serial=serial
-        )
+        with Progress("zeroing") as progress:
+            create_pool(
+                path,
+                size_bytes=size_bytes,
+                segment_bytes=segment_bytes,
+                data_path=data_path,
+                overwrite_serial=serial,
+                tell=progress.update,
+            )
     elif force:
         raise click.UsageError("--force is for one drive: create the pool on it, then add others: mfctl jbof add.")
     else:
-        create_pool_of_drives(path, size_bytes=size_bytes, segment_bytes=segment_bytes, data_paths=drives)
+        with Progress("zeroing") as progress:
+            create_pool_of_drives(
+                path, size_bytes=size_bytes, segment_bytes=segment_bytes, data_paths=drives, tell=progress.update
+            )
     status = inspect_pool(path)
     if output_format != "table":
         print_document(status_object(status), output_format)
@@ -123,13 +135,13 @@ def create(
 @click.argument("path", type=PATH, required=False)
 @source_options
 @format_option
-def status(path: Path | None, address: str | None, timeout_s: float, output_format: str) -> None:
+def status(path: Path | None, address: str | None, pool_name: str, timeout_s: float, output_format: str) -> None:
     """Show what a pool holds and who uses it.
 
     From PATH, it is read beside whoever owns the pool and shows what is on the medium; leases, grants and holders
     are known only to the service: use --service.
     """
-    result = read_status(path, address, timeout_s)
+    result = read_status(path, address, pool_name, timeout_s)
     if output_format != "table":
         print_document(status_object(result), output_format)
     else:

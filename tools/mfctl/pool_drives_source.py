@@ -9,12 +9,13 @@ from typing import Any, Final, Protocol
 
 from meshfusion.dpu.api.drive_client import GrpcDriveAdmin
 from meshfusion.dpu.api.drive_types import AddDriveRequest, DrainDriveRequest, DriveStatus, RemoveDriveRequest
-from meshfusion.dpu.owner_lock import served_at
+from meshfusion.dpu.owner_lock import served_as, served_at
 from meshfusion.dpu.pool_create import add_drive
 from meshfusion.dpu.pool_dir import PoolLayout
 from meshfusion.dpu.pool_drives import find_drives
 from meshfusion.dpu.pool_remove import remove_drive, set_draining
 from meshfusion.jbof.drives.life_words import Reason
+from meshfusion.tools.mfctl.progress import Progress
 from meshfusion.tools.mfctl.service_access import access_to
 
 _DEADLINE_S: Final = 60.0
@@ -41,14 +42,15 @@ class PoolDrivesSource(Protocol):
 
 
 def drives_of(pool: Path) -> PoolDrivesSource:
-    address = served_at(PoolLayout(pool.absolute()))
-    return _Served(pool, address) if address else _AtRest(pool)
+    layout = PoolLayout(pool.absolute())
+    address = served_at(layout)
+    return _Served(pool, address, served_as(layout)) if address else _AtRest(pool)
 
 
 class _Served:
-    def __init__(self, pool: Path, address: str) -> None:
+    def __init__(self, pool: Path, address: str, name: str) -> None:
         self._pool = pool
-        self._admin = GrpcDriveAdmin(address, access_to(address))
+        self._admin = GrpcDriveAdmin(address, access_to(address), pool=name)
 
     def rows(self) -> list[dict[str, Any]]:
         return [self._row(drive) for drive in self._admin.drives(deadline_s=_DEADLINE_S)]
@@ -128,7 +130,14 @@ class _AtRest:
         return sorted(rows, key=lambda row: int(row["number"]))
 
     def add(self, size_bytes: int, data_path: Path | None, serial: str | None) -> tuple[int, int]:
-        label = add_drive(self._pool, size_bytes=size_bytes, data_path=data_path, overwrite_serial=serial)
+        with Progress("zeroing") as progress:
+            label = add_drive(
+                self._pool,
+                size_bytes=size_bytes,
+                data_path=data_path,
+                overwrite_serial=serial,
+                tell=progress.update,
+            )
         return label.drive_number, label.segment_count
 
     def drain(self, number: int, *, is_ended: bool) -> None:

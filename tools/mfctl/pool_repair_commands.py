@@ -17,7 +17,7 @@ from meshfusion.tools.mfctl.progress import Progress
 
 if TYPE_CHECKING:
     from meshfusion.dpu.budgets import SpentBudgets
-    from meshfusion.dpu.config import ServiceConfig
+    from meshfusion.dpu.config import MediumConfig, ServedPool, ServiceConfig
     from meshfusion.dpu.pool_rebuild import HasHosts
 
 PATH = click.Path(path_type=Path, readable=False)
@@ -41,7 +41,8 @@ def rebuild_index(path: Path, config_path: Path | None, output_format: str) -> N
     from meshfusion.dpu.pool_rebuild import rebuild_index as rebuild
 
     config = None if config_path is None else _config(config_path)
-    has_hosts = None if config is None else _has_hosts(path, config)
+    served = None if config is None else _served(path, config, config_path)
+    has_hosts = None if served is None else _has_hosts(path, served)
     began_s = time.monotonic()
     with Progress("reading segments") as progress:
         rebuilt = rebuild(path, progress.update, has_hosts=has_hosts)
@@ -66,17 +67,17 @@ def rebuild_index(path: Path, config_path: Path | None, output_format: str) -> N
     if rebuilt.reads_failed:
         click.echo(f"left out what {rebuilt.reads_failed} failed reads would have shown: look at the drive's health")
     click.echo(f"read {format_bytes(rebuilt.blocks_read * 4096)} in {rebuilt.reads} reads and {seconds:.1f} s")
-    _tell_budgets(rebuilt.budgets, config)
+    _tell_budgets(rebuilt.budgets, None if served is None else served.medium)
 
 
-def _tell_budgets(budgets: SpentBudgets, config: ServiceConfig | None) -> None:
+def _tell_budgets(budgets: SpentBudgets, medium: MediumConfig | None) -> None:
     """Where the service's configuration is not known, it may have a bound."""
     first_s, bound, divisor = budgets.first_segment_s_at_1_dwpd, "N", " / N"
-    if config is not None:
-        if config.medium.drive_writes_per_day is None:
+    if medium is not None:
+        if medium.drive_writes_per_day is None:
             return
-        first_s /= config.medium.drive_writes_per_day
-        bound, divisor = f"{config.medium.drive_writes_per_day:g}", ""
+        first_s /= medium.drive_writes_per_day
+        bound, divisor = f"{medium.drive_writes_per_day:g}", ""
     click.echo(
         f"with medium.drive_writes_per_day: {bound}, the budget of writes counts as spent, since the drives do not "
         f"tell what was written lately: the service saves nothing for its first {format_seconds(first_s)}{divisor}, "
@@ -95,12 +96,23 @@ def _config(config_path: Path) -> ServiceConfig:
     return config
 
 
-def _has_hosts(path: Path, config: ServiceConfig) -> HasHosts:
+def _served(path: Path, config: ServiceConfig, config_path: Path | None) -> ServedPool:
+    """Which of the configuration's pools the one at ``path`` is. Raises ConfigError where several have other paths."""
+    if config.pools is None:
+        return config.served[0]
+    for served in config.served:
+        if served.pool.path.resolve() == path.resolve():
+            return served
+    paths = ", ".join(str(served.pool.path) for served in config.served)
+    raise ConfigError(f"{path} is no pool of {config_path}", next_step=f"name one of them: {paths}")
+
+
+def _has_hosts(path: Path, served: ServedPool) -> HasHosts:
     from meshfusion.dpu.export.opening import has_hosts
     from meshfusion.dpu.pool_dir import PoolLayout
 
-    exports = config.exports
-    assert exports is not None
+    exports = served.exports
+    assert exports is not None, "as the configuration has some"
 
     def ask(pool_uuid: uuid.UUID, exported_as: str) -> bool:
         return partial(has_hosts, exports)(pool_uuid, exported_as, PoolLayout(path.absolute()))

@@ -9,9 +9,19 @@ from meshfusion.jbof.errors import ServiceUnavailableError
 from meshfusion.tools.mfctl.sources import require_one_source
 
 
-def service_address(path: Path | None, address: str | None) -> str:
+def pool_name_of(path: Path | None, pool_name: str) -> str:
+    """What its service, which may have others, calls the pool in ``path``; ``pool_name`` where no path is named."""
+    if path is None:
+        return pool_name
+    from meshfusion.dpu.owner_lock import served_as
+    from meshfusion.dpu.pool_dir import PoolLayout
+
+    return served_as(PoolLayout(path.absolute()))
+
+
+def service_address(path: Path | None, address: str | None, pool_name: str = "") -> str:
     """Raises :class:`~meshfusion.jbof.errors.ServiceUnavailableError` when nobody serves the pool in ``path``."""
-    require_one_source(path, address)
+    require_one_source(path, address, pool_name)
     if address is not None:
         return address
     from meshfusion.dpu.owner_lock import served_at

@@ -43,7 +43,8 @@ def address_of(address: str | None, config_path: Path | None) -> str:
     # Alone: a certificate that has expired keeps nobody from draining the service that has it.
     config = config_alone(config_path)
     # Where it is served may have been changed in the file since.
-    return served_at(PoolLayout(config.pool.path)) or config.listen
+    places = (served_at(PoolLayout(served.pool.path)) for served in config.served)
+    return next(filter(None, places), config.listen)
 
 
 @contextmanager

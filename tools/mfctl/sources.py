@@ -22,10 +22,13 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def source_options(command: F) -> F:
-    """Adds ``--service`` and ``--timeout`` to a command that also takes a PATH."""
+    """Adds ``--service``, ``--pool`` and ``--timeout`` to a command that also takes a PATH."""
     command = click.option(
         "--timeout", "timeout_s", type=FiniteRange(0.01, 600), default=5.0, show_default=True, metavar="SECONDS",
         help="How long to wait for an answer of the service.",
+    )(command)  # fmt: skip
+    command = click.option(
+        "--pool", "pool_name", default="", metavar="NAME", help="With --service: which pool, where it has several.",
     )(command)  # fmt: skip
     return click.option(
         "--service", "address", metavar="ADDRESS",
@@ -33,20 +36,22 @@ def source_options(command: F) -> F:
     )(command)  # fmt: skip
 
 
-def require_one_source(path: Path | None, address: str | None) -> None:
+def require_one_source(path: Path | None, address: str | None, pool_name: str = "") -> None:
     if (path is None) == (address is None):
         raise click.UsageError("Name either the PATH of a pool or --service ADDRESS.")
+    if pool_name and address is None:
+        raise click.UsageError("--pool is for --service ADDRESS; PATH names a pool already.")
 
 
-def read_status(path: Path | None, address: str | None, timeout_s: float) -> PoolStatus:
+def read_status(path: Path | None, address: str | None, pool_name: str, timeout_s: float) -> PoolStatus:
     """The status from the service, or read from the medium beside whoever owns the pool."""
-    require_one_source(path, address)
+    require_one_source(path, address, pool_name)
     if address is None:
         from meshfusion.dpu.pool import inspect_pool
 
         assert path is not None
         return inspect_pool(path)
-    with _client(address) as client:
+    with _client(address, pool_name) as client:
         return client.status(deadline_s=timeout_s)
 
 
@@ -58,11 +63,11 @@ class ChunkReader(Protocol):
 
 
 @contextmanager
-def open_chunks(path: Path | None, address: str | None) -> Iterator[ChunkReader]:
+def open_chunks(path: Path | None, address: str | None, pool_name: str) -> Iterator[ChunkReader]:
     """Chunks of a service, or of a pool on this machine, read beside whoever owns it."""
-    require_one_source(path, address)
+    require_one_source(path, address, pool_name)
     if address is not None:
-        with _client(address) as client:
+        with _client(address, pool_name) as client:
             yield client
         return
     from meshfusion.dpu.pool import inspect_pool
@@ -76,10 +81,10 @@ def open_chunks(path: Path | None, address: str | None) -> Iterator[ChunkReader]
 
 
 @contextmanager
-def _client(address: str) -> Iterator[ChunkService]:
+def _client(address: str, pool_name: str) -> Iterator[ChunkService]:
     from meshfusion.dpu.api.client import GrpcChunkService
 
-    client = GrpcChunkService(address, access_to(address))
+    client = GrpcChunkService(address, access_to(address), pool=pool_name)
     try:
         with explained(address):
             yield client

@@ -28,19 +28,21 @@ class Subject:
     address: str | None
     pool: Path | None
     log: Path | None
+    pool_name: str = ""  # by which the service at the address knows the pool, where it has several
 
 
 def parts_of(subject: Subject) -> Iterator[Part]:
     """The service first: what it is at is gone soonest."""
     address, pool = subject.address, subject.pool
+    status = partial(_status, pool, address, subject.pool_name)
     if address is not None:
         yield Part("service/state.json", partial(_asked, address, _state))
         yield Part("service/stacks.txt", partial(_asked, address, lambda admin: admin.stacks(deadline_s=_ANSWER_S)))
         yield Part("service/process.txt", partial(_process, address))
     if address is not None or pool is not None:
-        yield Part("pool/status.json", lambda: _plain_status(_status(pool, address)))
-        yield Part("pool/holders.json", lambda: _status(pool, address).holders)
-        yield Part("pool/index.json", lambda: _index_totals(_status(pool, address)))
+        yield Part("pool/status.json", lambda: _plain_status(status()))
+        yield Part("pool/holders.json", lambda: status().holders)
+        yield Part("pool/index.json", lambda: _index_totals(status()))
     if pool is not None:
         yield Part("pool/drives.json", partial(_drives, pool))
     if subject.config_path is not None:
@@ -72,11 +74,11 @@ def _process(address: str) -> str:
     return support_machine.process(_asked(address, lambda admin: admin.state(deadline_s=_ANSWER_S).pid))
 
 
-def _status(pool: Path | None, address: str | None) -> PoolStatus:
+def _status(pool: Path | None, address: str | None, pool_name: str) -> PoolStatus:
     """As the service tells it; where none is known, as it lies on the medium."""
     from meshfusion.tools.mfctl.sources import read_status
 
-    return read_status(None if address is not None else pool, address, _ANSWER_S)
+    return read_status(None if address is not None else pool, address, pool_name, _ANSWER_S)
 
 
 def _plain_status(status: PoolStatus) -> dict[str, Any]:
@@ -129,8 +131,9 @@ def _doctor(pool: Path | None) -> list[dict[str, str]]:
 
 
 def subject_of(config_path: Path | None, address: str | None, pool: Path | None, log: Path | None) -> Subject:
-    """What is not named is taken from the configuration, as far as that can be read, and from the pool."""
-    from meshfusion.dpu.owner_lock import served_at
+    """What is not named is taken from the configuration, as far as that can be read, and from the pool. Of several
+    configured pools only the service is known, unless one is named."""
+    from meshfusion.dpu.owner_lock import served_as, served_at
     from meshfusion.dpu.pool_dir import PoolLayout
     from meshfusion.jbof.errors import MeshFusionError
     from meshfusion.tools.mfctl.config_model import config_alone
@@ -141,10 +144,14 @@ def subject_of(config_path: Path | None, address: str | None, pool: Path | None,
             config = config_alone(config_path)
         except MeshFusionError:
             config = None  # its part of the bundle says so
-    if pool is None and config is not None:
+    if pool is None and config is not None and config.pool is not None:
         pool = config.pool.path
     if log is None and config is not None:
         log = config.log.file
     if address is None and pool is not None:
         address = served_at(PoolLayout(pool.absolute())) or None
-    return Subject(config_path, address, pool, log)
+    elif address is None and config is not None:
+        places = (served_at(PoolLayout(served.pool.path)) for served in config.served)
+        address = next(filter(None, places), None)
+    name = served_as(PoolLayout(pool.absolute())) if pool is not None and address is not None else ""
+    return Subject(config_path, address, pool, log, name)

@@ -20,7 +20,7 @@ from meshfusion.tools.mfctl.output import (
     print_table,
     to_json,
 )
-from meshfusion.tools.mfctl.served_source import service_address
+from meshfusion.tools.mfctl.served_source import pool_name_of, service_address
 from meshfusion.tools.mfctl.service_access import access_to
 from meshfusion.tools.mfctl.sources import explained
 from meshfusion.tools.mfctl.top_rates import Look, top_object
@@ -36,17 +36,23 @@ _CLEAR = "\x1b[H\x1b[2J"
     help="Ask the running service at unix:///path or host:port instead of that of the pool in PATH.",
 )  # fmt: skip
 @click.option(
+    "--pool", "pool_name", default="", metavar="NAME", help="With --service: which pool, where it has several.",
+)  # fmt: skip
+@click.option(
     "--interval", "interval_s", type=FiniteRange(0.1, 3600), default=2.0, show_default=True, metavar="SECONDS",
     help="From one look to the next; rates are of this time.",
 )  # fmt: skip
 @click.option("--once", is_flag=True, help="Look twice, print what was done in between, and end.")
 @format_option
-def top(path: Path | None, address: str | None, interval_s: float, once: bool, output_format: str) -> None:
+def top(
+    path: Path | None, address: str | None, pool_name: str, interval_s: float, once: bool, output_format: str
+) -> None:
     """Show what the service of a pool does: lookups, hits and saves a second, its drives and engines.
 
     Goes on until it is interrupted. With --format json each look is an object a line, with yaml a document.
     """
-    for number, found in enumerate(_looks(service_address(path, address), interval_s)):
+    looks = _looks(service_address(path, address, pool_name), pool_name_of(path, pool_name), interval_s)
+    for number, found in enumerate(looks):
         if output_format == "table":
             _print(found, is_first=not number)
         elif once:
@@ -60,13 +66,16 @@ def top(path: Path | None, address: str | None, interval_s: float, once: bool, o
             return
 
 
-def _looks(address: str, interval_s: float) -> Iterator[dict[str, Any]]:
+def _looks(address: str, pool_name: str, interval_s: float) -> Iterator[dict[str, Any]]:
     """Without end, an interval apart."""
     from meshfusion.dpu.api.client import GrpcChunkService
     from meshfusion.dpu.api.drive_client import GrpcDriveAdmin
 
     access = access_to(address)
-    with closing(GrpcChunkService(address, access)) as service, closing(GrpcDriveAdmin(address, access)) as admin:
+    with (
+        closing(GrpcChunkService(address, access, pool=pool_name)) as service,
+        closing(GrpcDriveAdmin(address, access, pool=pool_name)) as admin,
+    ):
 
         def look() -> Look:
             with explained(address):

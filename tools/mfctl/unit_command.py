@@ -71,7 +71,8 @@ def _facts(config_path: Path, user: str) -> UnitFacts:
     config = config_alone(config_path)
     listens = (parse_address(text) for text in (config.listen, config.telemetry.listen) if text is not None)
     sockets = (address.path.parent for address in listens if isinstance(address, UnixAddress))
-    data_paths = config.pool.data_path or ()
+    pools = [served.pool for served in config.served]
+    data_paths = [path for pool in pools for path in pool.data_path or ()]
     devices = tuple(path for path in data_paths if path.is_block_device())
     files_of_data = tuple(path for path in data_paths if path not in devices)
     # New ones are made where one was moved away.
@@ -91,16 +92,16 @@ def _facts(config_path: Path, user: str) -> UnitFacts:
         serve=(*mfctl, "service", "run", "--config", str(config_path)),
         # Where callers must say who they are, systemd has nothing to show.
         reload=None if _asks_who_calls(config) else (*mfctl, "service", "reload", "--config", str(config_path)),
-        mounts=(config.pool.path, config_path),
+        mounts=(*(pool.path for pool in pools), config_path),
         writes=(
             *sockets,
-            config.pool.path if config.pool.path.exists() else config.pool.path.parent,
+            *(pool.path if pool.path.exists() else pool.path.parent for pool in pools),
             *files_of_data,
             *logs,
         ),
         reads=(programs, Path(sys.prefix), Path(__file__), config_path, *_security_files(config)),
         stop_grace_s=config.stop_grace_s,
-        devices=(*devices, *_listed_devices(config.pool.path)),
+        devices=(*devices, *(device for pool in pools for device in _listed_devices(pool.path))),
         exports_by_kernel=is_nvmet,
     )
 

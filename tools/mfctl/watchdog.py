@@ -1,4 +1,4 @@
-"""Keeps systemd's watchdog quiet for as long as the served pool gets on, and no longer."""
+"""Keeps systemd's watchdog quiet for as long as all served pools get on, and no longer."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ _LOOKS: Final = 4
 
 
 class Watchdog:
-    """``look``: as :meth:`~meshfusion.dpu.pool.Pool.progress`. Times are of one clock, given with each call."""
+    """``looks``: as :meth:`~meshfusion.dpu.pool.Pool.progress`, of each pool. Times are of one clock, given with each
+    call."""
 
-    def __init__(self, notifier: Notifier, look: Callable[[], Progress | None]) -> None:
-        self._notifier, self._look = notifier, look
+    def __init__(self, notifier: Notifier, *looks: Callable[[], Progress | None]) -> None:
+        self._notifier = notifier
         self._interval_s = None if notifier.watchdog_s is None else notifier.watchdog_s / _LOOKS
-        self._watch = ProgressWatch(patience_s=notifier.watchdog_s or 0.0)
+        self._watches = [(look, ProgressWatch(patience_s=notifier.watchdog_s or 0.0)) for look in looks]
         self._next_s: float | None = None
         self._problem = ""
 
@@ -36,7 +37,8 @@ class Watchdog:
         if self._interval_s is None or (self._next_s is not None and now_s < self._next_s):
             return
         self._next_s = now_s + self._interval_s
-        problem = self._watch.problem(now_s, self._look())
+        # Each is looked at: a watch that is left out would take the time until its next look for standing still.
+        problem = "; ".join(filter(None, [watch.problem(now_s, look()) for look, watch in self._watches]))
         if not problem:
             self._notifier.tell("WATCHDOG=1")
         elif problem != self._problem:

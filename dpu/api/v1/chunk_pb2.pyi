@@ -348,8 +348,10 @@ class DetachReply(_message.Message):
     def __init__(self) -> None: ...
 
 class StatusRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("pool",)
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    def __init__(self, pool: _Optional[str] = ...) -> None: ...
 
 class HolderStatus(_message.Message):
     __slots__ = ("holder_id", "engine_kind", "engine_version", "host", "pid", "lease_count", "grant_count", "silent_s", "state", "access")
@@ -438,14 +440,16 @@ class PoolStatus(_message.Message):
     def __init__(self, pool_uuid: _Optional[str] = ..., path: _Optional[str] = ..., format_version: _Optional[int] = ..., epoch: _Optional[int] = ..., lba_bytes: _Optional[int] = ..., segment_bytes: _Optional[int] = ..., segment_count: _Optional[int] = ..., segments_free: _Optional[int] = ..., segments_open: _Optional[int] = ..., segments_sealed: _Optional[int] = ..., segments_reclaiming: _Optional[int] = ..., segments_quarantined: _Optional[int] = ..., capacity_bytes: _Optional[int] = ..., committed_chunk_count: _Optional[int] = ..., committed_payload_bytes: _Optional[int] = ..., pinned_bytes: _Optional[int] = ..., lease_count: _Optional[int] = ..., grant_count: _Optional[int] = ..., saves_stopped_reason: _Optional[str] = ..., holders: _Optional[_Iterable[_Union[HolderStatus, _Mapping[str, object]]]] = ..., counters: _Optional[_Iterable[_Union[Counter, _Mapping[str, object]]]] = ..., exports_problem: _Optional[str] = ..., oldest_grant_s: _Optional[float] = ..., oldest_lease_s: _Optional[float] = ..., transactions_pending: _Optional[int] = ...) -> None: ...
 
 class ListRequest(_message.Message):
-    __slots__ = ("after_key", "limit", "identity")
+    __slots__ = ("after_key", "limit", "identity", "pool")
     AFTER_KEY_FIELD_NUMBER: _ClassVar[int]
     LIMIT_FIELD_NUMBER: _ClassVar[int]
     IDENTITY_FIELD_NUMBER: _ClassVar[int]
+    POOL_FIELD_NUMBER: _ClassVar[int]
     after_key: bytes
     limit: int
     identity: bytes
-    def __init__(self, after_key: _Optional[bytes] = ..., limit: _Optional[int] = ..., identity: _Optional[bytes] = ...) -> None: ...
+    pool: str
+    def __init__(self, after_key: _Optional[bytes] = ..., limit: _Optional[int] = ..., identity: _Optional[bytes] = ..., pool: _Optional[str] = ...) -> None: ...
 
 class ListReply(_message.Message):
     __slots__ = ("chunks", "next_after_key")
@@ -456,10 +460,12 @@ class ListReply(_message.Message):
     def __init__(self, chunks: _Optional[_Iterable[_Union[ChunkRecord, _Mapping[str, object]]]] = ..., next_after_key: _Optional[bytes] = ...) -> None: ...
 
 class GetChunkRequest(_message.Message):
-    __slots__ = ("key",)
+    __slots__ = ("key", "pool")
     KEY_FIELD_NUMBER: _ClassVar[int]
+    POOL_FIELD_NUMBER: _ClassVar[int]
     key: bytes
-    def __init__(self, key: _Optional[bytes] = ...) -> None: ...
+    pool: str
+    def __init__(self, key: _Optional[bytes] = ..., pool: _Optional[str] = ...) -> None: ...
 
 class GetChunkReply(_message.Message):
     __slots__ = ("chunk",)
@@ -478,8 +484,10 @@ class ErrorDetail(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., message: _Optional[str] = ..., next_step: _Optional[str] = ...) -> None: ...
 
 class DrivesRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("pool",)
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    def __init__(self, pool: _Optional[str] = ...) -> None: ...
 
 class DriveStatus(_message.Message):
     __slots__ = ("number", "state", "reasons", "path", "serial", "segment_count", "size_bytes", "percentage_used", "problem", "months_left", "written_bytes", "media_errors", "spare_percent", "write_budget_left_bytes", "failed_command_count", "read_latency_s")
@@ -524,28 +532,34 @@ class DrivesReply(_message.Message):
     def __init__(self, drives: _Optional[_Iterable[_Union[DriveStatus, _Mapping[str, object]]]] = ...) -> None: ...
 
 class AddDriveRequest(_message.Message):
-    __slots__ = ("size_bytes", "data_path", "overwrite_serial")
+    __slots__ = ("size_bytes", "data_path", "overwrite_serial", "pool")
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     DATA_PATH_FIELD_NUMBER: _ClassVar[int]
     OVERWRITE_SERIAL_FIELD_NUMBER: _ClassVar[int]
+    POOL_FIELD_NUMBER: _ClassVar[int]
     size_bytes: int
     data_path: str
     overwrite_serial: str
-    def __init__(self, size_bytes: _Optional[int] = ..., data_path: _Optional[str] = ..., overwrite_serial: _Optional[str] = ...) -> None: ...
+    pool: str
+    def __init__(self, size_bytes: _Optional[int] = ..., data_path: _Optional[str] = ..., overwrite_serial: _Optional[str] = ..., pool: _Optional[str] = ...) -> None: ...
 
 class DrainDriveRequest(_message.Message):
-    __slots__ = ("number", "is_ended")
+    __slots__ = ("number", "is_ended", "pool")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     IS_ENDED_FIELD_NUMBER: _ClassVar[int]
+    POOL_FIELD_NUMBER: _ClassVar[int]
     number: int
     is_ended: bool
-    def __init__(self, number: _Optional[int] = ..., is_ended: _Optional[bool] = ...) -> None: ...
+    pool: str
+    def __init__(self, number: _Optional[int] = ..., is_ended: _Optional[bool] = ..., pool: _Optional[str] = ...) -> None: ...
 
 class RemoveDriveRequest(_message.Message):
-    __slots__ = ("number",)
+    __slots__ = ("number", "pool")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
+    POOL_FIELD_NUMBER: _ClassVar[int]
     number: int
-    def __init__(self, number: _Optional[int] = ...) -> None: ...
+    pool: str
+    def __init__(self, number: _Optional[int] = ..., pool: _Optional[str] = ...) -> None: ...
 
 class RemoveDriveReply(_message.Message):
     __slots__ = ("chunk_count",)

@@ -32,6 +32,10 @@ from meshfusion.dpu.export.steps import (
 MAX_PORTS = 65_535
 """A port's name is its 16-bit port ID."""
 
+_PORT_TRIES = 4
+_RACED = (errno.ENOENT, errno.EEXIST, errno.EADDRINUSE)
+"""The port is gone; one of its number, or at its address, has just been made."""
+
 
 def carry_out(tree: ConfigFs, step: Step) -> None:
     """Blocks as long as the kernel does. Raises :class:`~meshfusion.dpu.export.errors.StepRefusedError`."""
@@ -57,9 +61,7 @@ def carry_out(tree: ConfigFs, step: Step) -> None:
         case AddHost(_, host):
             _add_host(tree, folder, host)
         case AddListener(nqn, listener):
-            port = port_at(tree, listener.address) or _make_port(tree, listener)
-            tree.write(ana_group_path(port), ANA_WORDS[listener.ana_state])
-            tree.link(f"ports/{port}/subsystems/{nqn}", folder)
+            _add_listener(tree, folder, nqn, listener)
         case SetAnaState(_, listener):
             if (port := port_at(tree, listener.address)) is not None:
                 tree.write(ana_group_path(port), ANA_WORDS[listener.ana_state])
@@ -128,7 +130,31 @@ def _unlink_port(tree: ConfigFs, port: str, nqn: str) -> None:
     """Its controllers there are deleted with the link. A port that nobody uses goes, too."""
     tree.unlink(f"ports/{port}/subsystems/{nqn}")
     if not tree.entries(f"ports/{port}/subsystems"):
-        tree.remove(f"ports/{port}")
+        with _unless(errno.EBUSY, errno.ENOTEMPTY, errno.ENOENT):  # another pool has come to it, or has removed it
+            tree.remove(f"ports/{port}")
+
+
+def _add_listener(tree: ConfigFs, folder: str, nqn: str, listener: Listener) -> None:
+    """Ports are shared by all who use the kernel's target: other pools, also of this service, make and remove them
+    meanwhile. What that can refuse is looked at anew."""
+    for _ in range(_PORT_TRIES - 1):
+        with _unless(*_RACED):
+            _link_port(tree, folder, nqn, listener)
+            return
+    _link_port(tree, folder, nqn, listener)
+
+
+def _link_port(tree: ConfigFs, folder: str, nqn: str, listener: Listener) -> None:
+    there = port_at(tree, listener.address)
+    port = there or _make_port(tree, listener)
+    try:
+        tree.write(ana_group_path(port), ANA_WORDS[listener.ana_state])
+        tree.link(f"ports/{port}/subsystems/{nqn}", folder)
+    except StepRefusedError:
+        if there is None:  # the address may be another port's by now: one that no subsystem is at would stay for ever
+            with contextlib.suppress(StepRefusedError):
+                tree.remove(f"ports/{port}")
+        raise
 
 
 def _make_port(tree: ConfigFs, listener: Listener) -> str:

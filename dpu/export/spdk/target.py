@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from meshfusion.dpu.export.actual import Actual
+from meshfusion.dpu.export.actual import Actual, ActualSubsystem
 from meshfusion.dpu.export.desired import Export, Host
 from meshfusion.dpu.export.errors import ExportError, StepRefusedError
 from meshfusion.dpu.export.fence import Fence, NotYet, verdict
@@ -87,16 +88,24 @@ class SpdkTarget:
         read_s = self._settings.timeouts.read_s
         reports = [report for report in self._rpc.call("nvmf_get_subsystems", read_s) if is_nvm_subsystem(report)]
         return tuple(
-            parse_subsystem(
-                report,
-                # Only those of managed subsystems must have the form that a Listener has.
-                self._rpc.call("nvmf_subsystem_get_listeners", read_s, nqn=report["nqn"])
-                if desired.manages(report["nqn"])
-                else (),
-                self._rpc.call("nvmf_subsystem_get_qpairs", read_s, nqn=report["nqn"]),
-            )
+            self._read_managed(report) if desired.manages(report["nqn"]) else self._read_foreign(report)
             for report in reports
         )
+
+    def _read_managed(self, report: Any) -> ActualSubsystem:
+        read_s, nqn = self._settings.timeouts.read_s, report["nqn"]
+        listeners = self._rpc.call("nvmf_subsystem_get_listeners", read_s, nqn=nqn)
+        return parse_subsystem(report, listeners, self._rpc.call("nvmf_subsystem_get_qpairs", read_s, nqn=nqn))
+
+    def _read_foreign(self, report: Any) -> ActualSubsystem:
+        """Another pool's, or none of ours. It may be changed or removed meanwhile, and SPDK then refuses to list its
+        queue pairs: that is no reason to keep this pool's hosts waiting, but one to confirm no fence. Its listeners
+        need not have the form that a Listener has."""
+        try:
+            pairs = self._rpc.call("nvmf_subsystem_get_qpairs", self._settings.timeouts.read_s, nqn=report["nqn"])
+        except StepRefusedError as error:
+            return replace(parse_subsystem(report, (), ()), unread=error.message)
+        return parse_subsystem(report, (), pairs)
 
     def apply(self, step: Step) -> None:
         if isinstance(step, AddHost) and step.host.key_file is not None:
@@ -111,9 +120,19 @@ class SpdkTarget:
         """On every new connection: behind it there may be a new process."""
         connection = self._rpc.connect(self._settings.timeouts.read_s)
         if connection != self._connection:
-            bring_up(self._rpc, self._settings.sizing, self._settings.transports, self._settings.timeouts)
+            self._start()
             self._settings.attach(self._rpc)
             self._connection = connection
+
+    def _start(self) -> None:
+        """Twice, if need be: another pool's keeper may have been faster at what SPDK does once."""
+        for tries_left in (1, 0):
+            try:
+                bring_up(self._rpc, self._settings.sizing, self._settings.transports, self._settings.timeouts)
+                return
+            except StepRefusedError:
+                if not tries_left:
+                    raise
 
     def _add_key(self, host: Host) -> None:
         change_s = self._settings.timeouts.change_s

@@ -219,6 +219,7 @@ class MeshFusionConnector(KVConnectorBase_V1, SupportsHMA):
             engine_version=installed_engine_version(),
             form=facts.form,
             access=Access(facts.access),
+            tenant=self.config.tenant,
         )
         attachment = self._client.start()
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from meshfusion.dpu.api.tenant import CHUNK_TENANT
 from meshfusion.dpu.api.types import Extent
 from meshfusion.host.connector.vllm.messages import RunWritten, SaveOrder
 from meshfusion.host.kv.chunk_form import ChunkForm
@@ -40,7 +41,7 @@ class RunWrites:
                 pool_uuid=pool_uuid,
                 identity=granted.identity,
                 key=granted.keys[i],
-                tenant="default",
+                tenant=CHUNK_TENANT,
                 group=group,
                 rank=self._rank,
                 shard_count=shard_count,

@@ -6,6 +6,7 @@ Over a real server with a real pool: random bytes to every call, and messages li
 
 from __future__ import annotations
 
+import math
 import os
 import resource
 import uuid
@@ -148,6 +149,7 @@ INTS = {
         st.integers(0, 4), st.sampled_from([64, 4096, 1 << 20, 2**32, 2**63 - 1, 2**63, 2**64 - 1])
     ),
 }
+DOUBLES = st.one_of(st.floats(), st.sampled_from([0.0, -1.0, 1e-9, 1e300, math.inf, -math.inf, math.nan]))
 TEXTS = st.one_of(
     st.sampled_from(["", "default", "local", "nvmeof", "vllm", "..", "/", "a\0b", "%s%n", "x" * 5_000, "🜁"]),
     st.text(max_size=20),
@@ -161,6 +163,8 @@ def values(field: Any, depth: int) -> st.SearchStrategy[Any]:
         return messages(GetMessageClass(field.message_type), depth + 1)
     if field.type in INTS:
         return INTS[field.type]
+    if field.type == FieldDescriptor.TYPE_DOUBLE:
+        return DOUBLES
     if field.type == FieldDescriptor.TYPE_STRING:
         return TEXTS
     if field.type == FieldDescriptor.TYPE_DOUBLE:

@@ -61,8 +61,9 @@ def test_stub_needs_no_particular_protobuf_runtime() -> None:
     assert "runtime_version" not in (ROOT / "dpu/api/v1/chunk_pb2.py").read_text()
 
 
-# The request of an item is sent once for all its items: as a list of names, and a number into it.
-SENT_ONCE = {"ReserveItem": {"request"}, "ReserveRequest": {"request_ids"}}
+# The request of an item is sent once for all its items: as a list of names, and a number into it. Which pool is meant
+# is a matter of the server, not of the pool that is asked.
+SENT_ONCE = {"ReserveItem": {"request"}, "ReserveRequest": {"request_ids"}, "ListRequest": {"pool"}}
 
 
 @pytest.mark.parametrize(

@@ -234,6 +234,10 @@ class FakeKernel:
                 case ["ports", port, "subsystems", nqn], ["subsystems", target]:
                     require(nqn == target and nqn in self.subsystems, errno.ENOENT)
                     require("" not in self.ports[port].attributes.values(), errno.EINVAL)
+                    # The first link makes it listen (nvmet_port_subsys_allow_link).
+                    listening = [other.attributes for name, other in self.ports.items() if other.subsystems]
+                    is_first = not self.ports[port].subsystems
+                    require(not is_first or self.ports[port].attributes not in listening, errno.EADDRINUSE)
                     self.ports[port].subsystems.add(nqn)
                 case _:
                     raise AssertionError(path)

@@ -22,7 +22,8 @@ DISCOVERY = {
 STARTUP = frozenset({"iobuf_set_options", "framework_start_init"})
 ALWAYS = frozenset({"spdk_get_version", "rpc_get_methods", "framework_wait_init"})
 RUNTIME = (
-    REQUIRED_METHODS | {"bdev_malloc_create", "bdev_delay_create", "bdev_get_bdevs", "keyring_get_keys"}
+    REQUIRED_METHODS
+    | {"bdev_malloc_create", "bdev_delay_create", "bdev_get_bdevs", "bdev_set_qos_limit", "keyring_get_keys"}
 ) - ALWAYS
 ONLY_BEFORE = (
     "Method may only be called before framework is initialized. Use --wait-for-rpc command line parameter and then "
@@ -43,6 +44,7 @@ class FakeSpdk:
         self.methods: list[str] = []
         self.started = False
         self.bdevs: list[str] = []
+        self.rate_limits: dict[str, dict[str, int]] = {}
         self.transports: dict[str, dict[str, Any]] = {}
         self.subsystems: dict[str, FakeSubsystem] = {}
         self.keys: dict[str, str] = {}
@@ -117,8 +119,21 @@ class FakeSpdk:
         self.bdevs.append(name)
         return name
 
-    def _bdev_get_bdevs(self) -> Any:
-        return [{"name": name} for name in self.bdevs]
+    def _bdev_get_bdevs(self, name: str | None = None) -> Any:
+        if name is not None and name not in self.bdevs:
+            raise Fault(-19, "No such device")
+        nothing = dict.fromkeys(("rw_ios_per_sec", "rw_mbytes_per_sec", "r_mbytes_per_sec", "w_mbytes_per_sec"), 0)
+        return [
+            {"name": there, "assigned_rate_limits": nothing | self.rate_limits.get(there, {})}
+            for there in self.bdevs
+            if name in (None, there)
+        ]
+
+    def _bdev_set_qos_limit(self, name: str, **limits: int) -> Any:
+        if name not in self.bdevs:
+            raise Fault(-19, "No such device")
+        self.rate_limits[name] = self.rate_limits.get(name, {}) | limits
+        return True
 
     def _keyring_file_add_key(self, name: str, path: str) -> Any:
         if name in self.keys:

@@ -29,7 +29,7 @@ class RealSpdk:
         self._target.wait()
         self._target = self._start()
 
-    def connect_host(self, nqn: str, host_nqn: str) -> None:
+    def connect_host(self, nqn: str, host_nqn: str, *, start_s: float = START_S) -> None:
         """It writes until it is cut off. Returns when it has its queues."""
         where = f"trtype:TCP adrfam:IPv4 traddr:127.0.0.1 trsvcid:{PORT} subnqn:{nqn} hostnqn:{host_nqn}"
         command = [self._binary.parent / "spdk_nvme_perf", "--no-huge", "-s", "256", "-q", "4", "-o", "4096"]
@@ -37,7 +37,7 @@ class RealSpdk:
             self._hosts[host_nqn] = subprocess.Popen(
                 [*map(str, command), "-w", "randwrite", "-t", "300", "-c", "0x2", "-r", where], stdout=log, stderr=log
             )
-        deadline_s = time.monotonic() + START_S
+        deadline_s = time.monotonic() + start_s
         while not any(
             pair["hostnqn"] == host_nqn and pair["qid"] > 0
             for pair in self.rpc.call("nvmf_subsystem_get_qpairs", START_S, nqn=nqn)

@@ -41,12 +41,20 @@ def test_a_call_leaves_what_it_was_and_how_it_ended(rig: Rig) -> None:
     assert begun["call"] == ended["call"]
     assert begun["time"] <= ended["time"]
     assert begun["time"].endswith("Z")
-    assert begun["arguments"] == {"number": 0}
+    assert begun["arguments"] == {"number": 0, "pool": ""}
     assert (begun["outcome"], ended["outcome"]) == ("begun", "ok")
     assert ended["duration_ms"] >= 0
     for record in (begun, ended):
         assert (record["principal"], record["rpc"]) == ("token:operator", "DriveAdmin.RemoveDrive")
         assert record["peer"].startswith("ipv4:127.0.0.1:")
+
+
+def test_it_tells_which_of_several_pools_was_meant(rig: Rig) -> None:
+    with pytest.raises(ServiceError, match="no pool 'red'"):  # the rig has one, without a name
+        rig.admin_client("operator", pool="red").remove_drive(RemoveDriveRequest(2), deadline_s=DEADLINE_S)
+    begun, ended = rig.records()
+    assert begun["arguments"] == {"number": 2, "pool": "red"}
+    assert ended["outcome"] == "ServiceError"
 
 
 def test_errors_are_outcomes(rig: Rig) -> None:

@@ -101,8 +101,8 @@ class Rig:
         self._clients.append(client)
         return client
 
-    def admin_client(self, name: str) -> GrpcDriveAdmin:
-        client = GrpcDriveAdmin(self.server.address, self.security(name))
+    def admin_client(self, name: str, *, pool: str = "") -> GrpcDriveAdmin:
+        client = GrpcDriveAdmin(self.server.address, self.security(name), pool=pool)
         self._clients.append(client)
         return client
 

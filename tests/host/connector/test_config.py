@@ -187,6 +187,18 @@ def test_exactly_one_of_pool_and_service(both: dict[str, Any]) -> None:
     )
 
 
+def test_whose_engine_it_is() -> None:
+    service = {"service": "unix:///run/s.sock"}
+    assert parse_connector_config(service).tenant == "default"
+    assert parse_connector_config({**service, "tenant": "red-7.x"}).tenant == "red-7.x"
+    for bad in ("", "a b", "-a", "a/b", "x" * 49, 5, None):
+        (problem,) = problems_of({**service, "tenant": bad})
+        assert problem.startswith(shown("tenant", bad)), problem
+        assert problem.endswith("write for example red")
+    (problem,) = problems_of({**POOL, "tenant": "red"})
+    assert problem.startswith("tenant = 'red': is for a service, and an embedded pool is this engine's own; remove it")
+
+
 @pytest.mark.parametrize(
     ("config", "name", "suggestion"),
     [

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from meshfusion.dpu.api import types as api
+from meshfusion.dpu.api.tenant import DEFAULT_TENANT
 from meshfusion.dpu.api.tracing import NO_HEADERS, Headers
 from meshfusion.host.pool_client import Asked, PoolClient
 from meshfusion.host.pool_events import Event, LeasesLost, Matched, ReserveWish
@@ -31,6 +32,7 @@ class SimStanding(PoolStanding):
         self._engine_version = "0.32.0"
         self._rank_count = rank_count
         self._access = api.Access.LOCAL
+        self._tenant = DEFAULT_TENANT
         self._tell = tell
         self._change = threading.Lock()
         self._current: Standing | None = None

@@ -177,7 +177,7 @@ def test_roles_and_the_record(daemon: Daemon) -> None:
         ("certificate:operator", "DriveAdmin.AddDrive", "ok"),
         ("certificate:operator", "DriveAdmin.RemoveDrive", "ConfigError"),
     ]
-    assert calls[-1]["arguments"] == {"number": 7}
+    assert calls[-1]["arguments"] == {"number": 7, "pool": ""}
     assert yaml.safe_load(run("audit", "show", log, "--last", "1", "--format", "yaml").stdout)["calls"] == calls[-1:]
     table = run("audit", "show", log, "--last", "2").stdout.splitlines()
     assert len(table) == 3

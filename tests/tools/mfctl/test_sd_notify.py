@@ -116,6 +116,23 @@ def test_a_pool_that_gets_on_is_told_four_times_in_its_interval(manager: Manager
     assert told_s == [100.0 + 2.0 * i for i in range(10)]
 
 
+def test_one_stuck_pool_of_several_is_enough(manager: Manager, caplog: pytest.LogCaptureFixture) -> None:
+    """It settles nothing while the other one's count goes on, so that no sum of theirs would stand still."""
+    now_s = 0.0
+    watchdog = Watchdog(
+        Notifier(manager.name, 4.0),
+        lambda: Progress(round(now_s) + 1, round(now_s)),
+        lambda: Progress(2, 1),
+    )
+    heard = []
+    with caplog.at_level(logging.ERROR):
+        for now_s in (0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0):
+            watchdog.tend(now_s)
+            heard.append(manager.heard(1.0 if now_s <= 4.0 else 0.05) == ["WATCHDOG=1"])
+    assert heard == [True] * 5 + [False] * 2, "patient for the manager's 4 s"
+    assert "the index settles nothing" in caplog.text
+
+
 def test_nothing_is_due_without_a_watchdog(manager: Manager) -> None:
     watchdog = Watchdog(Notifier(manager.name), lambda: Progress(1, 1))
     assert watchdog.due_in_s(5.0) is None

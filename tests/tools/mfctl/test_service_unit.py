@@ -158,6 +158,34 @@ def test_certificates_and_tokens_stay_visible(tmp_path: Path) -> None:
     assert "service reload --config" in run("service", "unit", "--config", str(usual(tmp_path))).stdout
 
 
+def test_several_pools_and_the_audit_log_are_opened(tmp_path: Path) -> None:
+    (tmp_path / "blue").mkdir()
+    path = tmp_path / "service.yaml"
+    path.write_text(
+        "listen: unix:///run/meshfusion/meshfusion.sock\n"
+        "audit: {path: /var/log/meshfusion/audit.log}\n"
+        "pools:\n"
+        "  r: {tenants: [red], pool: {path: /srv/red/pool, create: true, size: 8MiB}}\n"
+        f"  b: {{tenants: [blue], pool: {{path: {tmp_path}/blue, create: true, size: 8MiB}}}}\n"
+    )
+    result = run("service", "unit", "--config", str(path))
+    assert result.exit_code == 0, result.stderr
+    assert section(result.stdout)["ReadWritePaths"] == [f"/srv/red {tmp_path}/blue"]
+    assert section(result.stdout)["LogsDirectory"] == ["meshfusion"]
+    mounts = section(result.stdout, "Unit")["RequiresMountsFor"]
+    assert mounts == [f"/srv/red/pool {tmp_path}/blue {path}"]
+
+
+@pytest.mark.parametrize("pools", ["", "pools: {}\n", "pool:\n"])
+def test_a_configuration_without_a_pool_is_told(tmp_path: Path, pools: str) -> None:
+    path = tmp_path / "service.yaml"
+    path.write_text(f"listen: unix:///run/meshfusion/meshfusion.sock\n{pools}")
+    result = run("service", "unit", "--config", str(path))
+    assert result.exit_code == 1
+    assert "pool" in result.stderr
+    assert "next step" in result.stderr
+
+
 def test_programs_get_it_as_an_object(tmp_path: Path) -> None:
     command = ("service", "unit", "--config", str(usual(tmp_path)))
     told = json.loads(run(*command, "--format", "json").stdout)

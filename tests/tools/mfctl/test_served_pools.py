@@ -1,0 +1,120 @@
+"""Several pools as one: what they hold, how far they are, what they are tuned to, and their end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from meshfusion.dpu.config import ServiceConfig, load_service_config
+from meshfusion.dpu.config_changes import compare
+from meshfusion.dpu.drain import Held
+from meshfusion.dpu.pool import Pool
+from meshfusion.dpu.tuning import Tuning
+from meshfusion.jbof.errors import ConfigError, FormatError
+from meshfusion.tools.mfctl.pool_repair_commands import _served
+from meshfusion.tools.mfctl.pool_start import open_pools
+from meshfusion.tools.mfctl.reloader import Reloader
+from meshfusion.tools.mfctl.served_pools import ServedPools
+from tests.dpu.pool_cases import Holder
+
+TUNING = Tuning(
+    drive_writes_per_day=None,
+    free_fraction=0.05,
+    max_pinned_fraction=0.25,
+    quarantine_max_fraction=0.125,
+    check_interval_s=7.0,
+    drain_s=60.0,
+)
+
+
+def config_of(folder: Path, more: str = "", *, budget: float = 3.0) -> Path:
+    sizes = "create: true, size: 16MiB, segment_size: 2MiB"
+    path = folder / "service.yaml"
+    path.write_text(
+        f"listen: unix://{folder}/s\n"
+        f"audit: {{path: {folder}/audit.log}}\n"
+        "pools:\n"
+        f"  r: {{tenants: [red], pool: {{path: {folder}/red, {sizes}}}, medium: {{drive_writes_per_day: {budget}}}}}\n"
+        f"  b: {{tenants: [blue], pool: {{path: {folder}/blue, {sizes}}}, medium: {{free_fraction: 0.25}}}}\n{more}"
+    )
+    return path
+
+
+def never(error: FormatError) -> None:
+    raise AssertionError(error)
+
+
+def opened(config: ServiceConfig) -> ServedPools:
+    return open_pools(config, never, may_take_over=False)
+
+
+def test_what_any_of_them_holds_counts(tmp_path: Path) -> None:
+    pools = opened(load_service_config(config_of(tmp_path)))
+    try:
+        with Holder(pools.service, tenant="red") as red, Holder(pools.service, tenant="blue") as blue:
+            assert pools.held() == Held(0, 0)
+            assert red.put(0)
+            assert blue.put(0)
+            red.match(0)
+            blue.match(0)
+            assert pools.held() == Held(0, 2)
+    finally:
+        pools.close()
+    for name in ("red", "blue"):
+        Pool.open(tmp_path / name, tenants=frozenset({name})).close()  # so it was given up
+
+
+def test_how_far_each_is_is_asked_of_each(tmp_path: Path) -> None:
+    pools = opened(load_service_config(config_of(tmp_path)))
+    try:
+        red, blue = pools.looks(patience_s=0.05)
+        before_red, before_blue = red(), blue()
+        with Holder(pools.service, tenant="blue") as holder:
+            assert holder.put(0)
+            assert red() == before_red
+            assert blue() != before_blue
+    finally:
+        pools.close()
+
+
+def test_what_is_each_ones_own_stays_while_the_rest_is_tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tuned: dict[str, Tuning] = {}
+    monkeypatch.setattr(Pool, "retune", lambda pool, tuning: tuned.__setitem__(pool.pool_uuid, tuning))
+    pools = opened(load_service_config(config_of(tmp_path)))
+    try:
+        assert pools.router is not None
+        uuids = pools.router.uuids
+        pools.retune(TUNING)
+    finally:
+        pools.close()
+    red, blue = tuned[uuids["r"]], tuned[uuids["b"]]
+    assert (red.drive_writes_per_day, red.free_fraction) == (3.0, 0.05)
+    assert (blue.drive_writes_per_day, blue.free_fraction) == (None, 0.25)
+    for one in (red, blue):
+        assert (one.max_pinned_fraction, one.quarantine_max_fraction) == (0.25, 0.125)
+        assert (one.check_interval_s, one.drain_s) == (7.0, 60.0)
+
+
+def test_a_rebuild_finds_its_pool_among_several(tmp_path: Path) -> None:
+    config = load_service_config(config_of(tmp_path))
+    assert _served(tmp_path / "x" / ".." / "red", config, None).medium.drive_writes_per_day == 3.0
+    assert _served(tmp_path / "blue", config, None).medium.drive_writes_per_day is None
+    with pytest.raises(ConfigError) as caught:
+        _served(tmp_path / "green", config, Path("f.yaml"))
+    assert caught.value.message == f"{tmp_path}/green is no pool of f.yaml"
+    assert caught.value.next_step == f"name one of them: {tmp_path}/red, {tmp_path}/blue"
+
+
+def test_a_reload_names_what_of_a_pool_waits_for_a_restart(tmp_path: Path) -> None:
+    running = load_service_config(config_of(tmp_path))
+    after = load_service_config(config_of(tmp_path, "leases: {max_pinned_fraction: 0.25}\n", budget=2.0))
+    changes = compare(running, after)
+    assert [change.key for change in changes.report.applied] == ["leases.max_pinned_fraction"]
+    assert [change.key for change in changes.report.needs_restart] == ["pools.r.medium.drive_writes_per_day"]
+    assert changes.running.pools == running.pools
+
+    tuned: list[Tuning] = []
+    reloader = Reloader(tmp_path / "service.yaml", running, retune=tuned.append, relog=lambda log: None)
+    reloader.reload()
+    assert [tuning.max_pinned_fraction for tuning in tuned] == [0.25]

@@ -1,0 +1,88 @@
+"""The pools of a running service, as the one thing that drains, is watched, is tuned and ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from meshfusion.dpu.drain import Held
+from meshfusion.dpu.progress import Progress
+from meshfusion.dpu.tuning import Tuning
+
+if TYPE_CHECKING:
+    from meshfusion.dpu.api.drive_types import DriveAdmin
+    from meshfusion.dpu.api.types import ChunkService
+    from meshfusion.dpu.config import ServedPool
+    from meshfusion.dpu.pool import Pool
+    from meshfusion.dpu.tenancy import PoolRouter
+
+
+class ServedPools:
+    """``pools``: open, each with what it was configured as, and this one's to close. ``service``: for engines.
+    ``admin``: the drives' of the only pool; None where pools have names, and ``router`` has them all."""
+
+    def __init__(self, pools: Sequence[tuple[ServedPool, Pool]]) -> None:
+        from meshfusion.dpu.tenancy import PoolRouter, TenantPool
+
+        assert pools, "a service without pools"
+        self._pools = tuple(pools)
+        self.router: PoolRouter | None = None
+        self.only: Pool | None = None
+        if pools[0][0].name:
+            self.router = PoolRouter({served.name: TenantPool(pool, served.tenants) for served, pool in pools})
+        else:
+            ((_, self.only),) = pools
+
+    @property
+    def service(self) -> ChunkService:
+        return self._all
+
+    @property
+    def admin(self) -> DriveAdmin | None:
+        return None if self.only is None else self.only.drive_admin
+
+    def held(self) -> Held:
+        """What others have open in any of them."""
+        each = [pool.held() for _, pool in self._pools]
+        return Held(writes=sum(held.writes for held in each), leases=sum(held.leases for held in each))
+
+    def looks(self, *, patience_s: float) -> tuple[Callable[[], Progress | None], ...]:
+        """How far each has come; see :meth:`~meshfusion.dpu.pool.Pool.progress`."""
+        return tuple(partial(pool.progress, patience_s=patience_s) for _, pool in self._pools)
+
+    def retune(self, tuning: Tuning) -> None:
+        """All of them. What is configured for each of several stays as it was when the service began. Raises
+        ConfigError as :meth:`~meshfusion.dpu.pool.Pool.retune`, for the only one: of several, none gets a budget that
+        it did not have before."""
+        if self.only is not None:
+            self.only.retune(tuning)
+            return
+        for served, pool in self._pools:
+            medium = served.medium
+            own = replace(tuning, drive_writes_per_day=medium.drive_writes_per_day, free_fraction=medium.free_fraction)
+            pool.retune(own)
+
+    def announce_service(self, address: str) -> None:
+        """Let whoever finds one of the pools in use learn where it is served, and by which name."""
+        self._all.announce_service(address)
+
+    def ready_fields(self, *, as_text: bool) -> dict[str, object]:
+        """Which pools these are, for the ready line."""
+        if self.router is None:
+            ((served, pool),) = self._pools
+            return {"pool": str(served.pool.path), "pool_uuid": pool.pool_uuid}
+        uuids = self.router.uuids
+        return {"pools": ",".join(uuids) if as_text else uuids}
+
+    def close(self) -> None:
+        """All of them, whatever becomes of one. Raises what one of them raised."""
+        self._all.close()
+
+    @property
+    def _all(self) -> Pool | PoolRouter:
+        if self.only is not None:
+            return self.only
+        assert self.router is not None, "one of them there is"
+        return self.router
