@@ -89,8 +89,8 @@ def _keeps_pins(self: SavePipeline, run_id: int) -> None:
 _start = LoadPipeline.start
 
 
-def _to_other_blocks(self: LoadPipeline, load: StartLoad) -> None:
-    _start(self, load)
+def _to_other_blocks(self: LoadPipeline, load: StartLoad, *more: Any) -> None:
+    _start(self, load, *more)
     order = self._orders.pop()
     self._orders.append(order._replace(block_ids=tuple(block_id + 1 for block_id in order.block_ids)))
 
