@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
+from meshfusion.dpu.access.tokens_file import TokensFile
 from meshfusion.dpu.api.client import GrpcChunkService
 from meshfusion.dpu.api.security.guard import Guard
 from meshfusion.dpu.api.security.identity import CallerIdentity
+from meshfusion.dpu.api.security.roles import Role
 from meshfusion.dpu.api.security.server_tls import ServerTls, ServerTlsFiles
 from meshfusion.dpu.api.server import serve
 from meshfusion.dpu.config_access import AccessEntry
@@ -32,7 +36,7 @@ def moved(text: str, folder: Path) -> str:
 
 
 def test_what_the_document_makes_is_what_the_service_takes(tmp_path: Path) -> None:
-    (commands,) = parts("sh")
+    commands, _ = parts("sh")
     subprocess.run(["sh", "-e", "-c", commands], cwd=tmp_path, check=True, capture_output=True)
     (configuration,) = parts("yaml")
     service = yaml.safe_load(moved(configuration, tmp_path))
@@ -48,3 +52,14 @@ def test_what_the_document_makes_is_what_the_service_takes(tmp_path: Path) -> No
         client.status(deadline_s=5.0)
     client.close()
     server.stop(0.0)
+
+
+def test_the_token_that_the_document_makes_is_found(tmp_path: Path) -> None:
+    _, commands = parts("sh")
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    subprocess.run(
+        ["sh", "-e", "-c", commands], cwd=tmp_path, env={**os.environ, "PATH": path}, check=True, capture_output=True
+    )
+    found = TokensFile(tmp_path / "tokens.yaml").find((tmp_path / "monitor.token").read_text().strip())
+    assert found is not None
+    assert found.roles == {Role.READ_ONLY}
