@@ -73,7 +73,11 @@ def test_two_pools_share_a_real_spdk_also_after_its_restart(tmp_path: Path) -> N
     try:
         spdk = SpdkConfig(socket=tmp_path / "spdk.sock", memory=512 << 20)
         config = ExportsConfig(
-            target="spdk", portals=[f"tcp://127.0.0.1:{PORT}"], authenticate=False, nqn_prefix="nqn.2026-01.io.meshfusion:y", spdk=spdk
+            target="spdk",
+            portals=[f"tcp://127.0.0.1:{PORT}"],
+            authenticate=False,
+            nqn_prefix="nqn.2026-01.io.meshfusion:y",
+            spdk=spdk,
         )
         with contextlib.ExitStack() as opened:
             pools = []
