@@ -25,7 +25,7 @@ def privileged(*command: str) -> str:
     try:
         done = subprocess.run(command, check=False, capture_output=True, text=True)
     except FileNotFoundError:
-        pytest.skip(f"{command[0]} is not installed, so no loop device can be made")
+        pytest.skip(f"{command[0]} is not installed")
     if done.returncode:
         pytest.skip(f"needs hardware: {' '.join(command)} is not permitted here: {done.stderr.strip()}")
     return done.stdout.strip()

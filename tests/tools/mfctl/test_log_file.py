@@ -162,7 +162,7 @@ def test_a_configuration_with_an_impossible_log_is_refused(tmp_path: Path) -> No
     assert "is a directory; name a file in it" in CliRunner().invoke(mfctl, ["config", "check", str(config)]).stderr
 
 
-@pytest.mark.skipif(shutil.which("logrotate") is None, reason="needs hardware: a machine with logrotate")
+@pytest.mark.skipif(shutil.which("logrotate") is None, reason="logrotate is not installed")
 def test_the_example_is_one_that_logrotate_takes(tmp_path: Path) -> None:
     text = (
         EXAMPLE.read_text().replace("/var/log/meshfusion", str(tmp_path)).replace("meshfusion meshfusion", "root root")

@@ -20,7 +20,7 @@ from meshfusion.tools.mfctl.unit_file import UnitFacts, unit_text
 from tests.dpu.security.authority import Authority
 
 NEEDS_SYSTEMD = pytest.mark.skipif(
-    shutil.which("systemd-analyze") is None, reason="needs hardware: a machine with systemd-analyze"
+    shutil.which("systemd-analyze") is None, reason="systemd-analyze (package systemd) is not installed"
 )
 TEMPLATE = Path(unit_command.__file__).parents[1] / "data/systemd/meshfusion.service"
 
