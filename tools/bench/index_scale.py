@@ -205,10 +205,13 @@ class Service:
 
 
 @contextmanager
-def served(directory: Path, filled: Filled, *, end: signal.Signals = signal.SIGTERM) -> Iterator[Service]:
-    """From its ready line on. ``end``: how it ends."""
+def served(
+    directory: Path, filled: Filled, *, end: signal.Signals = signal.SIGTERM, address: str | None = None
+) -> Iterator[Service]:
+    """From its ready line on. ``end``: how it ends. ``address``: where it listens instead of at a socket in
+    ``directory``."""
     config = directory / "service.yaml"
-    address = f"unix://{directory}/socket"
+    address = address or f"unix://{directory}/socket"
     config.write_text(f"listen: {address}\npool: {{path: {filled.path}}}\n")
     code = "from meshfusion.tools.mfctl.main import service_main; service_main()"
     command = [sys.executable, "-c", code, "--config", str(config), "--format", "json"]
