@@ -29,7 +29,8 @@ _BUFFER_BYTES = 64 << 20
 
 
 def main() -> None:
-    master, port, prompts, seed, is_filler = (*sys.argv[1:3], *map(int, sys.argv[3:6]))
+    master, port = sys.argv[1:3]
+    prompts, seed, is_filler = map(int, sys.argv[3:6])
     store = MooncakeDistributedStore()
     segment = _SEGMENT_BYTES if is_filler else 0
     failed = store.setup(f"127.0.0.1:{port}", "P2PHANDSHAKE", segment, _BUFFER_BYTES, "tcp", "", master)

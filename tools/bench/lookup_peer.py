@@ -1,10 +1,10 @@
 """A lookup of a whole prompt, with its lease: our service against Mooncake's master, both over their own RPC.
 
 ``pip install mooncake-transfer-engine-non-cuda`` in an environment of its own, and name its interpreter. On both sides
-a server process and client processes in Python on the same machine, over TCP on loopback, in turns. Ours is ``Match`` of
-400 chunks at random out of ``--chunks`` (the pool of :mod:`meshfusion.tools.bench.index_scale`). Mooncake's equivalent is
-``BatchGetReplicaList`` of 400 keys (``batch_get_replica_desc``): it, too, says where each object lies and grants a
-lease on each. ``BatchExistKey`` (``batch_is_exist``) grants leases and tells no place; it is measured beside it.
+a server process and client processes in Python on the same machine, over TCP on loopback, in turns. Ours is ``Match``
+of 400 chunks at random out of ``--chunks`` (the pool of :mod:`meshfusion.tools.bench.index_scale`). Mooncake's
+equivalent is ``BatchGetReplicaList`` of 400 keys (``batch_get_replica_desc``): it, too, says where each object lies and
+grants a lease on each. ``BatchExistKey`` (``batch_is_exist``) grants leases and tells no place; it is measured, too.
 
 *Per core*: requests for each second of processor time of the server. Where clients share the machine's few processors
 with it, requests a second say little.
