@@ -31,10 +31,11 @@ def main() -> None:
     request = api.AttachRequest(uuid.uuid4().hex, "vllm", "1", "h", os.getpid(), IDENTITY, 1)
     attachment = service.attach(request, deadline_s=_DEADLINE_S)
     lock = hold_liveness(Path(attachment.liveness_path))
-    client = _Client(service, attachment.holder_id, prompts, seed)
+    client = _Client(service, attachment, prompts, seed)
     say({"ready": True})
     for line in sys.stdin:
-        say(client.run(json.loads(line)["seconds"]))
+        asked = json.loads(line)
+        say(client.beat(asked["seconds"]) if asked["call"] == "heartbeat" else client.match(asked["seconds"]))
     os.close(lock)
     service.detach(api.DetachRequest(attachment.holder_id), deadline_s=_DEADLINE_S)
     service.close()
@@ -45,11 +46,23 @@ def say(answer: dict[str, Any]) -> None:
 
 
 class _Client:
-    def __init__(self, service: GrpcChunkService, holder_id: str, prompts: int, seed: int) -> None:
-        self._service, self._holder_id, self._prompts = service, holder_id, prompts
+    def __init__(self, service: GrpcChunkService, attachment: api.Attachment, prompts: int, seed: int) -> None:
+        self._service, self._prompts = service, prompts
+        self._holder_id, self._epoch = attachment.holder_id, attachment.epoch
         self._random, self._asked = random.Random(seed), 0
 
-    def run(self, seconds: float) -> dict[str, Any]:
+    def beat(self, seconds: float) -> dict[str, Any]:
+        """What every call costs: one of a few bytes that does next to nothing."""
+        latencies_s: list[float] = []
+        request = api.HeartbeatRequest(self._holder_id, self._epoch, ())
+        began_s = time.monotonic()
+        while time.monotonic() - began_s < seconds:
+            asked_s = time.perf_counter()
+            self._service.heartbeat(request, deadline_s=_DEADLINE_S)
+            latencies_s.append(time.perf_counter() - asked_s)
+        return {"latencies_s": latencies_s, "seconds": time.monotonic() - began_s, "found": 0}
+
+    def match(self, seconds: float) -> dict[str, Any]:
         latencies_s: list[float] = []
         leases: list[str] = []
         found = 0
