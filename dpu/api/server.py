@@ -223,7 +223,7 @@ def _calls(service: ChunkService, pools: NamedPools, guard: Guard) -> dict[str, 
     return {
         "Attach": lambda m, d: r.attachment_to_pb(s.attach(r.attach_request_from_pb(m), deadline_s=d)),
         "Match": lambda m, d: codec_match.match_reply_to_pb(
-            s.match(codec_match.match_request_from_pb(m), deadline_s=d)
+            s.match(codec_match.match_request_from_pb(m), deadline_s=d), packed=m.takes_packed
         ),
         "Release": release,
         "Reserve": lambda m, d: w.reserve_reply_to_pb(s.reserve(w.reserve_request_from_pb(m), deadline_s=d)),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from meshfusion.dpu.api import types as api
 from tests.sim import host as hosts
 from tests.sim.dialects import Dialect, commit_as_read, reserve_as_read
@@ -22,7 +24,7 @@ def reserve(world: World, host: Host) -> None:
         stored = service.look_up([item.key for item in items])
         world.later(host, lambda service: decide(service, stored))
 
-    def decide(service: Service, stored: dict[bytes, api.ChunkRecord]) -> None:
+    def decide(service: Service, stored: Mapping[bytes, api.ChunkRecord]) -> None:
         must(host.dialect is not Dialect.OLD, "an engine of another version was served", host)
         step = service.store.reserve(world.clock_s, request, stored)
         expires_s = world.clock_s + OPTIONS.grant_ttl_s

@@ -22,7 +22,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,6 +51,7 @@ from meshfusion.tools.bench.report import Progress, Report, bench_options, run_b
 
 DEADLINE_S: Final = 60.0
 START_S: Final = 3600.0
+_HURRIED: Final = "from meshfusion.dpu import pool_tending as tending; tending.ADOPTED_CHUNKS = 1 << 20; "
 _NEW_PROMPT: Final = 1 << 40  # prompts from here on are not in the pool
 
 
@@ -205,12 +206,22 @@ class Service:
 
 
 @contextmanager
-def served(directory: Path, filled: Filled, *, end: signal.Signals = signal.SIGTERM) -> Iterator[Service]:
-    """From its ready line on. ``end``: how it ends."""
+def served(
+    directory: Path,
+    filled: Filled,
+    *,
+    end: signal.Signals = signal.SIGTERM,
+    address: str | None = None,
+    config_lines: Sequence[str] = (),
+    is_hurried: bool = False,
+) -> Iterator[Service]:
+    """From its ready line on. ``end``: how it ends. ``address``: where it listens instead of at a socket in
+    ``directory``. ``config_lines``: more of its configuration. ``is_hurried``: what it has to learn of the chunks that
+    were there before it learns at once, instead of some thousands a second."""
     config = directory / "service.yaml"
-    address = f"unix://{directory}/socket"
-    config.write_text(f"listen: {address}\npool: {{path: {filled.path}}}\n")
-    code = "from meshfusion.tools.mfctl.main import service_main; service_main()"
+    address = address or f"unix://{directory}/socket"
+    config.write_text("\n".join([f"listen: {address}", f"pool: {{path: {filled.path}}}", *config_lines]) + "\n")
+    code = f"{_HURRIED if is_hurried else ''}from meshfusion.tools.mfctl.main import service_main; service_main()"
     command = [sys.executable, "-c", code, "--config", str(config), "--format", "json"]
     with (directory / "log").open("a") as log:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)

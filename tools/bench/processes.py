@@ -1,7 +1,10 @@
-"""Memory of processes, as the kernel counts it."""
+"""Memory and processor time of processes, as the kernel counts them."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,6 +38,32 @@ def memory_of(pid: int | str = "self") -> Memory:
         fields[name.rstrip(":")] = int(value) * 1024
     private = fields["Private_Clean"] + fields["Private_Dirty"]
     return Memory(fields["Rss"], fields["Pss"], private, fields["Anonymous"])
+
+
+def cpu_s(pid: int) -> float:
+    """Processor time of all its threads since it began, in steps of a kernel's tick (10 ms). Raises OSError when the
+    process is gone."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def wait_until_idle(pid: int, *, share: float = 0.08, period_s: float = 5.0) -> None:
+    """Until it takes less than ``share`` of a processor for a while: what it does once, after its start, is done."""
+    while True:
+        before_s, began_s = cpu_s(pid), time.monotonic()
+        time.sleep(period_s)
+        if cpu_s(pid) - before_s < share * (time.monotonic() - began_s):
+            return
+
+
+def wakeups(pid: int) -> int:
+    """How often its threads that live have waited for something, since they began."""
+    count = 0
+    for status in Path(f"/proc/{pid}/task").glob("*/status"):
+        with contextlib.suppress(OSError):  # it has ended
+            fields = dict(line.split(":", 1) for line in status.read_text().splitlines())
+            count += int(fields["voluntary_ctxt_switches"])
+    return count
 
 
 def session_processes(session_id: int) -> dict[int, str]:
