@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,9 @@ def look_at_encryption(
         if place is None and encryption is not None:
             return None, ()
         note = check_configured(layout, place)
-        return None, () if note is None else look_at_slices(note, luks)
+        if note is None or place is None:
+            return None, ()
+        return None, look_at_slices(replace(note, place=place), luks)
     except MeshFusionError as error:
         return (error.message, as_fix(error.next_step)), ()
 

@@ -98,11 +98,11 @@ def look_at_slices(note: EncryptionNote, luks: Luks) -> tuple[str, ...]:
 
 
 def open_slices(layout: PoolLayout, luks: Luks, place: KeyPlace | None = None) -> OpenSlices:
-    """Of an encrypted pool. ``place``: where headers and key are by now; None: as was noted. A slice whose device is
-    away is left out; all others have to open.
+    """Of an encrypted pool. ``place``: where headers and key are by now; None: as was noted. One of several slices that
+    is away, or does not belong to its header, is left out, and that is logged: its drive is away.
 
-    Raises FormatError for headers, mappings and slices that do not belong together and a key that was erased,
-    ConfigError for a key file that does not fit, and MediaError.
+    Raises ConfigError for a key file that does not fit, FormatError for a key that was erased, and where no slice is
+    left, what is wrong with the first: FormatError or MediaError.
     """
     use = UseLock.take(layout)
     opened: list[Slice] = []
@@ -113,15 +113,21 @@ def open_slices(layout: PoolLayout, luks: Luks, place: KeyPlace | None = None) -
         found = note if place is None else replace(note, place=place)
         if not use.is_alone and place is None and all(luks.mapping(one.name) for one in found.slices):
             return OpenSlices(layout, luks, use)  # whoever has them has proven them
+        problems: list[MeshFusionError] = []
         with open_key(found.place.key_file) as key:
             for one in found.slices:
-                if not one.device.exists():
-                    logger.error("%s is missing, and with it an encrypted drive of %s", one.device, layout.directory)
-                elif open_slice(found, one, key, luks):
-                    opened.append(one)
-        for one in found.slices:
-            if luks.mapping(one.name) is not None:
-                _check_decrypted(layout, found, one, luks)
+                try:
+                    if open_slice(found, one, key, luks):
+                        opened.append(one)
+                    _check_decrypted(layout, found, one, luks)
+                except (FormatError, MediaError) as error:
+                    problems.append(error)
+                    if one in opened:
+                        luks.close(one.name)
+        if len(problems) == len(found.slices) > 0:
+            raise problems[0]
+        for problem in problems:
+            logger.error("an encrypted drive of %s is not opened: %s", layout.directory, problem)
         _note_place(layout, note, found.place)
     except BaseException:
         for one in opened:
@@ -135,6 +141,11 @@ def open_slices(layout: PoolLayout, luks: Luks, place: KeyPlace | None = None) -
 def open_slice(note: EncryptionNote, one: Slice, key: Key, luks: Luks) -> bool:
     """False: it was open. Raises as :func:`open_slices`."""
     header = note.header(one)
+    if not one.device.exists():
+        raise FormatError(
+            f"{one.device} is missing, which an encrypted drive lies on",
+            next_step="plug it in again, or correct its path in the file encryption of the pool's directory",
+        )
     check_header(one, header, luks)
     if not luks.fits(header, key):
         raise ConfigError(

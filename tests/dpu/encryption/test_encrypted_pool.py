@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import uuid
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -135,11 +136,38 @@ def test_a_wrong_key_is_refused_beside_an_open_mapping(made: Made, tmp_path: Pat
         open_slices(made.layout, made.luks, replace(made.place, key_file=key_file(tmp_path, "wrong")))
 
 
-def test_a_header_of_another_slice_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_header_of_another_slice_is_refused(made: Made, tmp_path: Path) -> None:
+    with open_key(made.place.key_file) as key:
+        made.luks.format(made.slices[0], tmp_path / "header", key, uuid.uuid4())
+    shutil.copy(tmp_path / "header", made.header())
+    with pytest.raises(FormatError, match="is the header of another slice: its UUID is"):
+        open_slices(made.layout, made.luks, made.place)
+    assert made.luks.open_names == []
+
+
+def test_of_several_drives_one_whose_header_is_lost_is_away_and_can_be_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     not_on_one_drive(monkeypatch)
     made = make(tmp_path, count=2)
-    shutil.copy(made.header(1), made.header(0))
-    with pytest.raises(FormatError, match="is the header of another slice: its UUID is"):
+    made.header(1).unlink()
+    slices = open_slices(made.layout, made.luks, made.place)
+    assert "is not opened: the header" in caplog.text
+    assert [drive.number for drive in find_drives(made.layout).absent] == [1]
+    remove_drive(made.layout.directory, 1, luks=made.luks)
+    assert len(made.note.slices) == 1
+    slices.close()
+    open_slices(made.layout, made.luks, made.place).close()
+
+
+def test_of_several_drives_all_have_to_take_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    not_on_one_drive(monkeypatch)
+    made = make(tmp_path, count=2)
+    other, identity = key_file(tmp_path, "other"), made.note.slices[1].uuid
+    made.header(1).unlink()
+    with open_key(other) as key:
+        made.luks.format(made.slices[1], made.header(1), key, identity)
+    with pytest.raises(ConfigError, match="does not open the header"):
         open_slices(made.layout, made.luks, made.place)
     assert made.luks.open_names == []
 
