@@ -36,6 +36,7 @@ from meshfusion.jbof.media.buffer import AlignedBuffer
 from meshfusion.jbof.media.file import DirectMode, open_data_file
 from meshfusion.tools.lab.guest_setup.block import MemoryDevice, make_memory_device, remove_devices
 from meshfusion.tools.lab.guest_setup.links import soft_roce_on_dummy
+from meshfusion.tools.lab.guest_setup.nvmet import remove_exports
 from tests.dpu.pool_cases import DEADLINE_S, Holder, key
 from tests.lab.guest_initiator import take_down
 from tests.lab.guest_path import memory, wait
@@ -263,7 +264,7 @@ def exported() -> dict[str, object]:
         slices.close()
         still_open = case.mapping.is_block_device()
         busy = _error(lambda: mfctl("pool", "erase-key", case.layout.directory, "--yes"))
-    left = take_down()
+    left = remove_exports()
     erased = mfctl("pool", "erase-key", case.layout.directory, "--yes")
     return {
         "arrived": arrived == expected,
@@ -273,7 +274,7 @@ def exported() -> dict[str, object]:
         "erase_while_exported": busy,
         "erased": erased,
         "closed": not case.mapping.exists(),
-        "left": left,
+        "left": [*left, *take_down()],
     }
 
 

@@ -146,5 +146,5 @@ def test_mappings_are_found_in_sysfs(tmp_path: Path) -> None:
     (folder / "slaves" / "nvme0n1p1" / "dev").write_text("259:1\n")
     found = find_mapping(one.name, tmp_path)
     assert found is not None
-    assert (found.uuid, found.devices) == (one.mapping_uuid, {"259:1"})
+    assert (found.uuid, found.devices) == (one.mapping_uuid, frozenset({"259:1"}))
     assert find_mapping("meshfusion-other", tmp_path) is None
