@@ -26,7 +26,8 @@ from meshfusion.jbof.format import LBA_BYTES
 CIPHER: Final = "aes-xts-plain64"
 KEY_BYTES: Final = 64
 _ITERATIONS: Final = 100_000  # of PBKDF2: argon2id would take a GiB of memory, and a random key gains nothing by it
-_DEADLINE_S: Final = 60.0
+_KEYSLOTS_AREA: Final = ("--luks2-metadata-size", "16k", "--luks2-keyslots-size", "1m")  # 4 keys; 2 while one changes
+_DEADLINE_S: Final = 120.0
 
 # Exit codes, cryptsetup(8).
 _WRONG_KEY: Final = 2
@@ -140,7 +141,11 @@ class Cryptsetup:
     def format(self, device: Path, header: Path, key: Key, identity: uuid.UUID) -> None:
         words = ("luksFormat", "--type", "luks2", "--cipher", CIPHER, "--key-size", str(KEY_BYTES * 8))
         sizes = ("--sector-size", str(LBA_BYTES), "--offset", "0", "--uuid", str(identity))
-        self._run((*words, *sizes, *_DERIVED, *_from(key), "--header", str(header), str(device)), device, (key,))
+        self._run(
+            (*words, *sizes, *_KEYSLOTS_AREA, *_DERIVED, *_from(key), "--header", str(header), str(device)),
+            device,
+            (key,),
+        )
 
     def header_of(self, header: Path) -> LuksHeader:
         identity = self._asked(("luksUUID", str(header)), header)
