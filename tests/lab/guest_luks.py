@@ -42,7 +42,7 @@ def main() -> dict[str, object]:
         luks.open(DEVICE, header, key, one.name)
         mapping, path = luks.mapping(one.name), luks.path_of(one.name)
         assert mapping is not None
-        report["is_proven"] = (mapping.uuid, mapping.devices) == (one.mapping_uuid, {device_number(DEVICE)})
+        report["is_proven"] = (mapping.uuid, mapping.devices) == (one.mapping_uuid, frozenset({device_number(DEVICE)}))
         report["opened_twice"] = _error(lambda: luks.open(DEVICE, header, key, one.name + "-2"))
         report["in_use"] = _error(lambda: os.close(os.open(DEVICE, os.O_RDONLY | os.O_EXCL)))
         report["below"] = str(below_encryption(path))
