@@ -12,6 +12,7 @@ from pydantic import AfterValidator, Field, ValidationError, model_validator
 from meshfusion.dpu.api.address import is_same_place, parse_address
 from meshfusion.dpu.api.tenant import DEFAULT_TENANT
 from meshfusion.dpu.config_access import AccessList, AuditConfig, TlsConfig
+from meshfusion.dpu.config_encryption import EncryptionConfig
 from meshfusion.dpu.config_exports import ExportsConfig, exports_of
 from meshfusion.dpu.config_pool import without_effect
 from meshfusion.dpu.config_surroundings import Surroundings
@@ -29,6 +30,7 @@ from meshfusion.dpu.config_types import (
     Seconds,
     SizeBytes,
 )
+from meshfusion.dpu.encryption.note import KeyPlace
 from meshfusion.dpu.yaml_document import FieldPath, YamlDocument, read_yaml
 from meshfusion.jbof.config_problems import ConfigProblem, ConfigProblemsError, as_fix, describe_errors, misspelt
 from meshfusion.jbof.errors import ConfigError, FieldValueError
@@ -68,6 +70,17 @@ class PoolConfig(ConfigModel):
         "For several drives a list, [/dev/nvme1n1, /dev/nvme2n1]; later ones: mfctl jbof add.",
         examples=["/dev/nvme1n1"],
     )
+    encryption: EncryptionConfig | None = None
+
+    @model_validator(mode="after")
+    def _only_devices_are_encrypted(self) -> PoolConfig:
+        if self.encryption is not None and self.create and self.data_path is None:
+            raise FieldValueError(
+                "is needed with encryption: a file in the pool's directory cannot be encrypted",
+                "name a block device for each drive, or remove encryption",
+                field="data_path",
+            )
+        return self
 
 
 class LeaseConfig(ConfigModel):
@@ -129,6 +142,14 @@ class LimitsConfig(ConfigModel):
     )
 
 
+def _bdevs_in_the_clear(field: str) -> FieldValueError:
+    return FieldValueError(
+        "names what SPDK has already, beside encryption, which is the kernel's and which SPDK would pass by",
+        "remove it, so that an aio bdev is made of each encrypted drive; or remove encryption and name a crypto bdev",
+        field=field,
+    )
+
+
 class TenantPoolConfig(ConfigModel):
     """One of several pools, and whose it is."""
 
@@ -146,6 +167,12 @@ class TenantPoolConfig(ConfigModel):
         description="With target: spdk, the bdevs that are there already, by the numbers of this pool's drives.",
         examples=["{0: lvs/red}"],
     )
+
+    @model_validator(mode="after")
+    def _named_bdevs_are_not_encrypted(self) -> TenantPoolConfig:
+        if self.bdevs and self.pool.encryption is not None:
+            raise _bdevs_in_the_clear("bdevs")
+        return self
 
 
 class DrivesConfig(ConfigModel):
@@ -222,6 +249,13 @@ class ServiceConfig(ConfigModel):
             )
         return self
 
+    @model_validator(mode="after")
+    def _a_named_bdev_is_not_encrypted(self) -> ServiceConfig:
+        spdk = None if self.exports is None else self.exports.spdk
+        if self.pool is not None and self.pool.encryption is not None and spdk is not None and spdk.named_bdevs:
+            raise _bdevs_in_the_clear("exports.spdk.bdev" if spdk.bdev is not None else "exports.spdk.bdevs")
+        return self
+
     @property
     def served(self) -> tuple[ServedPool, ...]:
         """The pools, of which there is one or more."""
@@ -246,6 +280,11 @@ class ServedPool:
     medium: MediumConfig
     exports: ExportsConfig | None
     limits: LimitsConfig | None
+
+    @property
+    def place(self) -> KeyPlace | None:
+        """Of its key and headers; None: it shall not be encrypted."""
+        return None if self.pool.encryption is None else self.pool.encryption.place
 
     @property
     def notes(self) -> tuple[str, ...]:

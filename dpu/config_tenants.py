@@ -3,6 +3,7 @@ told along with what the model rejects."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Annotated, Any, Final, NamedTuple
 from pydantic import AfterValidator
 
 from meshfusion.dpu.api.tenant import DEFAULT_TENANT, check_name
+from meshfusion.dpu.encryption.note import read_note
 from meshfusion.dpu.pool_dir import PoolLayout
 from meshfusion.dpu.pool_drives import find_drives
 from meshfusion.dpu.slices import block_devices_under
@@ -198,11 +200,14 @@ def _identity(path: Path) -> object:
 
 
 def _drives_of(path: Path) -> set[Path]:
-    """Of the pool there, if there is one that can be read; what is wrong with it is told elsewhere."""
-    try:
-        return set(find_drives(PoolLayout(path)).paths)
-    except (MeshFusionError, OSError):
-        return set()
+    """Of the pool there, if there is one that can be read, and what they are encrypted on; what is wrong with it is
+    told elsewhere."""
+    drives: set[Path] = set()
+    with contextlib.suppress(MeshFusionError, OSError):
+        note = read_note(PoolLayout(path))
+        drives = set() if note is None else {one.device for one in note.slices}
+        drives |= set(find_drives(PoolLayout(path)).paths)
+    return drives
 
 
 def _is_absolute(value: Any) -> bool:

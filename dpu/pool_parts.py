@@ -25,6 +25,7 @@ from meshfusion.dpu.pool_transactions import Transactions
 from meshfusion.dpu.running_drives import DriveOptions, RunningDrives
 from meshfusion.dpu.store.effects import NoteBudget
 from meshfusion.dpu.tidier import Tidier
+from meshfusion.jbof.drives.system.luks import CRYPTSETUP, Luks
 from meshfusion.jbof.errors import FormatError, MeshFusionError
 
 logger = logging.getLogger("meshfusion.pool")
@@ -95,8 +96,14 @@ class PoolParts:
             self.taken.index.apply(NoteBudget(number, left_bytes) for number, left_bytes in left.items())
 
 
-def wire(taken: TakenPool, drive_options: DriveOptions, damaged: Callable[[FormatError], None] | None) -> PoolParts:
-    """Not started yet. ``damaged``: is told, from a thread, when the scan of the index finds damage."""
+def wire(
+    taken: TakenPool,
+    drive_options: DriveOptions,
+    damaged: Callable[[FormatError], None] | None,
+    luks: Luks = CRYPTSETUP,
+) -> PoolParts:
+    """Not started yet. ``damaged``: is told, from a thread, when the scan of the index finds damage. ``luks``: for
+    drives that come to an encrypted pool."""
     mutex, clock, store, index = threading.Lock(), taken.clock, taken.store, taken.index
     adoption = Adoption(index.segment_records(), store, taken.shelf, index, mutex)
     _follow_proof(taken, mutex, damaged)
@@ -124,7 +131,9 @@ def wire(taken: TakenPool, drive_options: DriveOptions, damaged: Callable[[Forma
         holders=holders,
         drives=drives,
         drives_keeper=keeper,
-        drive_admin=ServedDriveAdmin(drives, index, mutex=mutex, changes=changes, clock=clock, look_again=keeper.wake),
+        drive_admin=ServedDriveAdmin(
+            drives, index, mutex=mutex, changes=changes, clock=clock, look_again=keeper.wake, luks=luks
+        ),
         tidier=Tidier(
             store,
             index,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from meshfusion.jbof.errors import ConfigError
+from meshfusion.tools.mfctl.encrypted_pools import drives_open
 from meshfusion.tools.mfctl.output import format_bytes, format_option, format_seconds, print_document
 from meshfusion.tools.mfctl.progress import Progress
 
@@ -44,7 +45,7 @@ def rebuild_index(path: Path, config_path: Path | None, output_format: str) -> N
     served = None if config is None else _served(path, config, config_path)
     has_hosts = None if served is None else _has_hosts(path, served)
     began_s = time.monotonic()
-    with Progress("reading segments") as progress:
+    with drives_open(path), Progress("reading segments") as progress:
         rebuilt = rebuild(path, progress.update, has_hosts=has_hosts)
     report, seconds = rebuilt.report, time.monotonic() - began_s
     if output_format != "table":
@@ -130,7 +131,7 @@ def repair(path: Path, output_format: str) -> None:
     """
     from meshfusion.dpu.pool_repair import repair_pool
 
-    with Progress("checking chunks") as progress:
+    with drives_open(path), Progress("checking chunks") as progress:
         report = repair_pool(path, progress.update)
     if output_format != "table":
         print_document(report, output_format)

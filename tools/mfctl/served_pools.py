@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -20,14 +21,16 @@ if TYPE_CHECKING:
 
 
 class ServedPools:
-    """``pools``: open, each with what it was configured as, and this one's to close. ``service``: for engines.
+    """``pools``: open, each with what it was configured as, and this one's to close. ``opened``: what they lie on, to
+    be closed after them; it may close them, too. ``service``: for engines.
     ``admin``: the drives' of the only pool; None where pools have names, and ``router`` has them all."""
 
-    def __init__(self, pools: Sequence[tuple[ServedPool, Pool]]) -> None:
+    def __init__(self, pools: Sequence[tuple[ServedPool, Pool]], opened: contextlib.ExitStack | None = None) -> None:
         from meshfusion.dpu.tenancy import PoolRouter, TenantPool
 
         assert pools, "a service without pools"
         self._pools = tuple(pools)
+        self._opened = opened or contextlib.ExitStack()
         self.router: PoolRouter | None = None
         self.only: Pool | None = None
         if pools[0][0].name:
@@ -78,7 +81,8 @@ class ServedPools:
 
     def close(self) -> None:
         """All of them, whatever becomes of one. Raises what one of them raised."""
-        self._all.close()
+        with self._opened:
+            self._all.close()
 
     @property
     def _all(self) -> Pool | PoolRouter:

@@ -84,6 +84,11 @@ def _facts(config_path: Path, user: str) -> UnitFacts:
             f"--user: {user} may not set up the kernel's target, which exports.target: nvmet needs",
             next_step="Use --user root, or exports over SPDK.",
         )
+    encryptions = [pool.encryption for pool in pools if pool.encryption is not None]
+    if encryptions and user != "root":
+        raise ConfigError(
+            f"--user: {user} may not open encrypted drives, which pool.encryption needs", next_step="Use --user root."
+        )
     programs = Path(sys.executable).parent
     own = programs / "mfctl"
     mfctl = (str(own),) if own.exists() else (sys.executable, "-m", "meshfusion.tools.mfctl.main")
@@ -97,12 +102,21 @@ def _facts(config_path: Path, user: str) -> UnitFacts:
             *sockets,
             *(pool.path if pool.path.exists() else pool.path.parent for pool in pools),
             *files_of_data,
+            *(encryption.header_dir for encryption in encryptions),
             *logs,
         ),
-        reads=(programs, Path(sys.prefix), Path(__file__), config_path, *_security_files(config)),
+        reads=(
+            programs,
+            Path(sys.prefix),
+            Path(__file__),
+            config_path,
+            *_security_files(config),
+            *(e.key_file for e in encryptions),
+        ),
         stop_grace_s=config.stop_grace_s,
         devices=(*devices, *(device for pool in pools for device in _listed_devices(pool.path))),
         exports_by_kernel=is_nvmet,
+        is_encrypted=bool(encryptions),
     )
 
 
