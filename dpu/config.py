@@ -222,6 +222,13 @@ class ServiceConfig(ConfigModel):
             )
         return self
 
+    def medium_of(self, name: str) -> MediumConfig:
+        """Of the pool that is served under that name, "" for the only one."""
+        if self.pools is None:
+            assert not name, f"there are no pools, and so none called {name}"
+            return self.medium
+        return self.pools[name].medium
+
     @property
     def served(self) -> tuple[ServedPool, ...]:
         """The pools, of which there is one or more."""

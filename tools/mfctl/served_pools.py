@@ -36,6 +36,11 @@ class ServedPools:
             ((_, self.only),) = pools
 
     @property
+    def each(self) -> tuple[tuple[ServedPool, Pool], ...]:
+        """With what it was configured as when the service began, in the file's order."""
+        return self._pools
+
+    @property
     def service(self) -> ChunkService:
         return self._all
 

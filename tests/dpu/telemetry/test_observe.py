@@ -44,7 +44,7 @@ def source(server: RunningServer) -> Iterator[GrpcEventSource]:
 
 def test_the_same_as_in_process(log: EventLog, source: GrpcEventSource) -> None:
     log.tell("drive_state", "drive 0 is gone", severity=Severity.ERROR, drive=0, state="gone")
-    log.tell("saves_stopped", "é \N{SNOWMAN}")
+    log.of_pool("red").tell("saves_stopped", "é \N{SNOWMAN}")
     assert tuple(source.events(0, follow=False)) == log.recent(5)
     assert tuple(source.events(1, follow=False)) == log.recent(1)
 
@@ -125,6 +125,7 @@ def test_no_service_at_all(tmp_path: Path) -> None:
         ({"kind": ""}, "event.kind"),
         ({"severity": "fatal"}, "event.severity"),
         ({"text": "x" * 5000}, "event.text"),
+        ({"pool": "x" * 5000}, "event.pool"),
         ({"fields": [pb.EventField(name="n")] * 65}, "event.fields"),
     ],
 )
