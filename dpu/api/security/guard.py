@@ -51,6 +51,10 @@ class Audit(Protocol):
 
     def end(self, entry: str, caller: Caller, outcome: str, duration_s: float) -> None: ...
 
+    def refuse(self, caller: Caller, outcome: str) -> None:
+        """Of a call that is not made; of many of one caller not each."""
+        ...
+
 
 class Guard:
     """Safe for use by several threads. ``audit`` None: nothing is recorded, for a service inside its one user."""
@@ -94,10 +98,8 @@ class Guard:
             refusal = _wrong_role(caller)
             self._warn(f"{name} of {caller.peer} refused: {refusal.message}")
             if rule.is_audited and self._audit is not None:
-                with suppress(
-                    MeshFusionError
-                ):  # it is refused in any case, and the log has said why it is not recorded
-                    self._audit.end(self._audit.begin(caller, None), caller, type(refusal).__name__, 0.0)
+                with suppress(MeshFusionError):  # it is refused in any case, and the log has said why that is not there
+                    self._audit.refuse(caller, type(refusal).__name__)
             raise refusal
         return caller
 

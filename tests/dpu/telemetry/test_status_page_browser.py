@@ -232,14 +232,17 @@ def test_several_pools_are_chosen_from_and_all_their_alarms_are_there(browser: B
     assert len(rows(browser, "#drives tbody tr")) == 3
     alarms = text(browser, "#alarms").splitlines()
     assert sum(alarm.startswith("Pool red: ") for alarm in alarms) == 5
-    assert [alarm for alarm in alarms if alarm.startswith("Pool lab: ")] == [f"Pool lab: The probe is degraded: {EVIL}"]
+    assert [alarm for alarm in alarms if alarm.startswith("Pool lab: ")] == [
+        "Pool lab: Segments in quarantine, because of writes of unknown fate: 1",
+        f"Pool lab: The probe is degraded: {EVIL}",
+    ]
     assert f"red: {EVIL}" in [row[-1] for row in rows(browser, "#events tbody tr")]
     browser.evaluate(CHOOSE_LAB)
     browser.wait_for("document.getElementById('identity').textContent.startsWith('pool lab, ')")
     assert "in /pool/lab" in text(browser, "#identity")
     assert len(rows(browser, "#drives tbody tr")) == 1
     assert browser.evaluate("location.hash") == "#lab"
-    assert len(text(browser, "#alarms").splitlines()) == 6, "of all of them, whichever is looked at"
+    assert len(text(browser, "#alarms").splitlines()) == 7, "of all of them, whichever is looked at"
     browser.open(f"{served.url}#lab")
     browser.wait_for("document.getElementById('identity').textContent.startsWith('pool lab, ')")
     assert browser.evaluate("document.getElementById('pools').value") == "lab"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -62,7 +63,7 @@ def test_a_token_into_a_file(tmp_path: Path) -> None:
 class Daemon:
     """A service as a process, over TLS on a loopback port, with certificates and tokens."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, **environment: str) -> None:
         self.ca = Authority(folder)
         self.operator, self.reader = self.ca.issue("operator"), self.ca.issue("reader")
         self.server = server = self.ca.issue("server")
@@ -77,7 +78,9 @@ class Daemon:
         path.write_text(yaml.safe_dump(config))
         code = "from meshfusion.tools.mfctl.main import service_main; service_main()"
         command = [sys.executable, "-c", code, "--config", str(path), "--format", "json"]
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self._process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **environment}
+        )
         assert self._process.stdout is not None
         timer = threading.Timer(60.0, self._process.kill)
         timer.start()
@@ -92,9 +95,10 @@ class Daemon:
             *("--service-key", str(pair.key)),
         ]
 
-    def close(self) -> None:
+    def close(self) -> str:
+        """What it wrote to standard error."""
         self._process.terminate()
-        self._process.communicate(timeout=30)
+        return self._process.communicate(timeout=30)[1]
 
 
 @pytest.fixture(scope="module")
@@ -162,6 +166,16 @@ def test_what_mfctl_lacks_is_said(daemon: Daemon) -> None:
     assert "--service-ca = /none: does not exist" in error_of(none)["message"]
     far = run("pool", "status", "--service", "10.0.0.1:7700", "--format", "json")
     assert "--service-ca: is missing: 10.0.0.1:7700 is not on this machine" in error_of(far)["message"]
+
+
+@pytest.mark.parametrize(("environment", "is_told"), [({}, False), ({"GRPC_VERBOSITY": "INFO"}, True)])
+def test_a_handshake_that_fails_is_told_where_the_document_says(
+    tmp_path: Path, environment: dict[str, str], is_told: bool
+) -> None:
+    daemon = Daemon(tmp_path, **environment)
+    only_ca = run("--service-ca", str(daemon.ca.path), "pool", "status", "--service", daemon.address)
+    assert only_ca.exit_code == 5
+    assert ("PEER_DID_NOT_RETURN_A_CERTIFICATE" in daemon.close()) == is_told
 
 
 def test_roles_and_the_record(daemon: Daemon) -> None:
