@@ -38,13 +38,26 @@ def test_a_token_and_its_entry(tmp_path: Path) -> None:
     assert made["entry"] == {
         "name": "engine-1", "sha256": digest_of(made["token"]), "role": "engine", "tenant": "default",
     }  # fmt: skip
-    token, _, entry = run("token", "create", "o", "--role", "operator", "--tenant", "t").stdout.partition("\n")
+    path = tmp_path / "token"
+    entry = run("token", "create", "o", "--role", "operator", "--tenant", "t", "--out", str(path)).stdout
+    token = path.read_text().strip()
     assert token != made["token"]
     tokens_file = tmp_path / "tokens"
     replace(tokens_file, entry.encode(), mode=0o600)
     (read,) = read_tokens(tokens_file)
     assert (read.name, read.sha256, read.role, read.tenant) == ("o", digest_of(token), "operator", "t")
     assert token not in entry
+
+
+def test_a_token_is_printed_on_a_terminal_only(tmp_path: Path) -> None:
+    """With >> tokens.yaml it would stand in the file that holds digests."""
+    refused = run("token", "create", "o", "--role", "operator")
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert "no terminal: --out FILE for the token" in refused.stderr
+    command = f"{sys.executable} -m meshfusion.tools.mfctl.main token create o --role operator"
+    typed = subprocess.run(["script", "-qec", command, "/dev/null"], capture_output=True, text=True, timeout=60)
+    token = typed.stdout.splitlines()[0].strip()
+    assert f"sha256: {digest_of(token)}" in typed.stdout
 
 
 def test_a_token_into_a_file(tmp_path: Path) -> None:
@@ -218,6 +231,11 @@ def test_what_is_no_audit_log(tmp_path: Path) -> None:
     result = run("audit", "show", str(tmp_path / "a"))
     assert (result.exit_code, "line 1: is no record" in result.stderr) == (4, True)
     assert run("audit", "show", str(tmp_path / "none")).exit_code == 1
+    of_folder = run("audit", "show", str(tmp_path))
+    assert (of_folder.exit_code, f"{tmp_path} is a directory" in of_folder.stderr) == (1, True)
+    assert "audit.path names" in of_folder.stderr
+    (tmp_path / "audit.log").write_text("")
+    assert f"Name the file: {tmp_path}/audit.log" in run("audit", "show", str(tmp_path)).stderr
 
 
 def test_an_audit_log_is_shown_after_its_service_died_in_a_line(tmp_path: Path) -> None:
