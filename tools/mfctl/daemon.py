@@ -30,6 +30,7 @@ from meshfusion.tools.mfctl.service_signals import ServiceSignals
 from meshfusion.tools.mfctl.watchdog import Watchdog
 
 if TYPE_CHECKING:
+    from meshfusion.dpu.api.running_server import RunningServer
     from meshfusion.dpu.pool import Pool
     from meshfusion.dpu.telemetry.event_log import EventLog
     from meshfusion.dpu.telemetry.service import Telemetry, ToldPool
@@ -93,7 +94,7 @@ def run_service(config: ServiceConfig, *, config_path: Path, ready_as_json: bool
             try:
                 telemetry.start()
                 pools.announce_service(server.address)
-                print(_ready_line(server.address, pools, ready_as_json), flush=True)
+                print(_ready_line(server, pools, as_json=ready_as_json), flush=True)
                 life.last()
                 telemetry.stopping(life.ended_by)
             finally:
@@ -145,8 +146,12 @@ def _told_pool(running: Callable[[], ServiceConfig], served: ServedPool, pool: P
     )
 
 
-def _ready_line(address: str, pools: ServedPools, as_json: bool) -> str:
-    fields: dict[str, object] = {"address": address, **pools.ready_fields(as_text=not as_json), "pid": os.getpid()}
+def _ready_line(server: RunningServer, pools: ServedPools, *, as_json: bool) -> str:
+    """``address``: that which is best on this machine; ``addresses`` where there are several."""
+    fields: dict[str, object] = {"address": server.address}
+    if len(server.addresses) > 1:
+        fields["addresses"] = list(server.addresses) if as_json else ",".join(server.addresses)
+    fields |= {**pools.ready_fields(as_text=not as_json), "pid": os.getpid()}
     if as_json:
         return json.dumps({"ready": True, **fields})
     return "ready " + " ".join(f"{name}={value}" for name, value in fields.items())

@@ -142,6 +142,7 @@ def _doctor(pool: Path | None) -> list[dict[str, str]]:
 def subject_of(config_path: Path | None, address: str | None, pool: Path | None, log: Path | None) -> Subject:
     """What is not named is taken from the configuration, as far as that can be read, and from the pool. Of several
     configured pools only the service is known, unless one is named."""
+    from meshfusion.dpu.api.doors import nearest
     from meshfusion.dpu.owner_lock import served_as, served_at
     from meshfusion.dpu.pool_dir import PoolLayout
     from meshfusion.jbof.errors import MeshFusionError
@@ -163,6 +164,6 @@ def subject_of(config_path: Path | None, address: str | None, pool: Path | None,
         places = (served_at(PoolLayout(served.pool.path)) for served in config.served)
         address = next(filter(None, places), None)
     if address is None and config is not None:
-        address = config.listen  # where nobody may answer, which is to be told
+        address = str(nearest(config.addresses))  # where nobody may answer, which is to be told
     name = served_as(PoolLayout(pool.absolute())) if pool is not None and address is not None else ""
     return Subject(config_path, address, pool, log, name)

@@ -22,6 +22,7 @@ from meshfusion.dpu.api.drive_client import GrpcDriveAdmin
 from meshfusion.dpu.api.drive_types import DriveStatus, RemoveDriveRequest
 from meshfusion.dpu.api.error_codec import DETAIL_METADATA_KEY
 from meshfusion.dpu.api.limits import MAX_MESSAGE_BYTES, MalformedMessageError
+from meshfusion.dpu.api.running_server import RunningServer
 from meshfusion.dpu.api.security.client_security import ClientSecurity
 from meshfusion.dpu.api.security.guard import Guard
 from meshfusion.dpu.api.security.identity import CallerIdentity
@@ -30,7 +31,7 @@ from meshfusion.dpu.api.security.roles import RULES, Role, roles_table
 from meshfusion.dpu.api.security.rotated import FRESH_S
 from meshfusion.dpu.api.security.server_tls import ServerTls
 from meshfusion.dpu.api.security.token_text import digest_of, token_of
-from meshfusion.dpu.api.server import RunningServer, serve
+from meshfusion.dpu.api.server import serve
 from meshfusion.dpu.api.v1 import chunk_pb2 as pb
 from meshfusion.dpu.telemetry.calls import CallWatch
 from meshfusion.dpu.telemetry.event_log import EventLog

@@ -14,7 +14,8 @@ from meshfusion.dpu.api.codec_events import event_from_pb, event_to_pb
 from meshfusion.dpu.api.event_client import GrpcEventSource
 from meshfusion.dpu.api.event_types import Event, Severity
 from meshfusion.dpu.api.limits import MalformedMessageError
-from meshfusion.dpu.api.server import RunningServer, serve
+from meshfusion.dpu.api.running_server import RunningServer
+from meshfusion.dpu.api.server import serve
 from meshfusion.dpu.api.v1 import chunk_pb2 as pb
 from meshfusion.dpu.telemetry.event_log import MAX_WATCHERS, EventLog
 from meshfusion.jbof.errors import ServiceUnavailableError, UnsupportedError

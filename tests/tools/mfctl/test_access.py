@@ -76,13 +76,13 @@ def test_a_token_into_a_file(tmp_path: Path) -> None:
 class Daemon:
     """A service as a process, over TLS on a loopback port, with certificates and tokens."""
 
-    def __init__(self, folder: Path, **environment: str) -> None:
+    def __init__(self, folder: Path, *, listen: str | list[str] = "127.0.0.1:0", **environment: str) -> None:
         self.ca = Authority(folder)
         self.operator, self.reader = self.ca.issue("operator"), self.ca.issue("reader")
         self.server = server = self.ca.issue("server")
         self.pool = folder / "pool"
         config = {
-            "listen": "127.0.0.1:0",
+            "listen": listen,
             "pool": {"path": str(self.pool), "create": True, "size": "16MiB", "segment_size": "2MiB"},
             "tls": {"certificate": str(server.certificate), "key": str(server.key), "client_ca": str(self.ca.path)},
             "access": [{"subject": "operator", "role": "operator"}, {"subject": "reader", "role": "read-only"}],
@@ -100,7 +100,9 @@ class Daemon:
         line = self._process.stdout.readline()
         timer.cancel()
         assert line, self._process.communicate()[1]
-        self.address: str = json.loads(line)["address"]
+        ready = json.loads(line)
+        self.address: str = ready["address"]
+        self.addresses: list[str] = ready.get("addresses", [self.address])
 
     def options(self, pair: Pair) -> list[str]:
         return [
@@ -189,6 +191,35 @@ def test_a_handshake_that_fails_is_told_where_the_document_says(
     only_ca = run("--service-ca", str(daemon.ca.path), "pool", "status", "--service", daemon.address)
     assert only_ca.exit_code == 5
     assert ("PEER_DID_NOT_RETURN_A_CERTIFICATE" in daemon.close()) == is_told
+
+
+def test_operators_on_the_machine_need_nothing_to_show_on_a_socket_beside(tmp_path: Path) -> None:
+    daemon = Daemon(tmp_path, listen=[f"unix://{tmp_path}/s", "127.0.0.1:0"])
+    try:
+        port = daemon.addresses[1]
+        assert daemon.address == daemon.addresses[0] == f"unix://{tmp_path}/s"
+        assert run("pool", "status", "--service", daemon.address).exit_code == 0
+        assert run("pool", "status", "--service", port).exit_code == 5, "over TLS nobody gets in without"
+        shown = run(*daemon.options(daemon.reader), "pool", "status", "--service", port)
+        assert shown.exit_code == 0, shown.stderr
+        added = run("jbof", "add", str(daemon.pool), "--size", "16MiB")
+        assert added.exit_code == 0, "the pool names the socket"
+        config = str(tmp_path / "service.yaml")
+        assert run("service", "state", "--config", config).exit_code == 0
+        assert run("service", "reload", "--config", config).exit_code == 0
+        unit = run("service", "unit", "--config", config, "--user", "root").stdout
+        assert "ExecReload=" in unit
+        assert "service reload" in unit, "as the service's user, who can call on the socket"
+        calls = json.loads(run("audit", "show", str(daemon.pool / "audit.log"), "--format", "json").stdout)["calls"]
+        assert {(call["principal"], call["rpc"]) for call in calls} == {
+            ("local", "DriveAdmin.AddDrive"), ("local", "ServiceAdmin.Reload")
+        }  # fmt: skip
+        drained = run("service", "drain", "--config", config, "--deadline", "5")
+        assert drained.exit_code == 0, drained.stderr
+    finally:
+        daemon.close()
+    assert not (tmp_path / "s").exists()
+    assert run(*daemon.options(daemon.reader), "pool", "status", "--service", port).exit_code == 5
 
 
 def test_roles_and_the_record(daemon: Daemon) -> None:
