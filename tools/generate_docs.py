@@ -15,7 +15,7 @@ import click
 from pydantic.fields import FieldInfo
 
 from meshfusion.dpu.api.limits import LIMITS, MAX_KEYS_PER_MATCH
-from meshfusion.dpu.config_changes import RELOADABLE
+from meshfusion.dpu.config_changes import RELOADABLE, RELOADABLE_OF_A_POOL
 from meshfusion.dpu.config_example import example_service_config
 from meshfusion.dpu.telemetry.event_kinds import kinds_document
 from meshfusion.dpu.telemetry.table import metrics_document
@@ -47,6 +47,11 @@ change of any other is named and waits for a restart. When anything is wrong wit
 
 | key | takes effect |
 |---|---|
+"""
+
+RELOAD_FOOTER = """
+Of each of several pools: {of_a_pool}, alike. Pools that come or go, their tenants, places and `limits` wait for a
+restart: who attaches is told where its chunks lie, and what a target was told it keeps.
 """
 
 LIMITS_HEADER = """## Limits of one request
@@ -251,7 +256,8 @@ def _mfctl_document() -> str:
     parts = [HEADER, f"```\n{exit_codes}\n```\n", OWN_OPTIONS + own, *_sections(mfctl, "mfctl")]
     parts += ["## The service's configuration\n", f"```yaml\n{example_service_config()}```\n"]
     reloadable = "".join(f"| `{key}` | {what} |\n" for key, what in RELOADABLE.items())
-    parts.append(f"{RELOAD_HEADER}{reloadable}")
+    of_a_pool = ", ".join(f"`pools.NAME.{key}`" for key in RELOADABLE if key in RELOADABLE_OF_A_POOL)
+    parts.append(f"{RELOAD_HEADER}{reloadable}{RELOAD_FOOTER.format(of_a_pool=of_a_pool)}")
     limits = "".join(f"| {what} | {most:,} | {where} |\n" for what, most, where in LIMITS)
     parts.append(f"{LIMITS_HEADER}{limits}{LIMITS_FOOTER.format(most_keys=MAX_KEYS_PER_MATCH)}")
     return "\n".join(parts)

@@ -143,6 +143,9 @@ def test_it_drains_all_its_pools_and_reloads(ready: dict[str, object], tmp_path:
     os.close(blue.lock)
     for name, tenants in (("red", {"red"}), ("shared", {"blue", "green"})):
         wait_until(partial(is_given_up, tmp_path / name, frozenset(tenants)), f"{name} is given up")
+    pid = ready["pid"]
+    assert isinstance(pid, int)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # whose end nothing is to be sent to
 
 
 def test_monitors_are_told_of_each_pool_by_its_name(ready: dict[str, object], tmp_path: Path) -> None:
