@@ -17,8 +17,8 @@ log = logging.getLogger("meshfusion.service")
 
 class Reloader:
     """For several threads. ``running``: read from ``path`` when the service began. ``retune``: all pools to what a
-    configuration says of them; it raises ConfigError, and may have changed some of them then. ``relog``: the log goes on
-    like that; it raises before it changes anything."""
+    configuration says of them; it raises ConfigError, and may have changed some of them then. ``relog``: the log goes
+    on like that; it raises before it changes anything."""
 
     def __init__(
         self,

@@ -32,7 +32,7 @@ def run(*arguments: str) -> Result:
     return CliRunner().invoke(mfctl, list(arguments))
 
 
-def config_of(tmp_path: Path) -> Path:
+def config_of(tmp_path: Path, more: str = "") -> Path:
     path = tmp_path / "service.yaml"
     sizes = "create: true, size: 16MiB, segment_size: 2MiB"
     path.write_text(
@@ -40,9 +40,7 @@ def config_of(tmp_path: Path) -> Path:
         "pools:\n"
         f"  r: {{tenants: [red], pool: {{path: {tmp_path}/red, {sizes}}}}}\n"
         f"  s: {{tenants: [blue, green], pool: {{path: {tmp_path}/shared, {sizes}}}, medium: {{policy: everything}}}}\n"
-        f"audit: {{path: {tmp_path}/audit.log}}\n"
-        f"telemetry: {{listen: unix://{tmp_path}/t, probe_interval_s: 0.5}}\n"
-        "drives: {check_interval_s: 0.5}\n"
+        f"audit: {{path: {tmp_path}/audit.log}}\n{more}"
     )
     return path
 
@@ -76,7 +74,17 @@ def started(config: Path, *arguments: str) -> subprocess.Popen[str]:
 
 @pytest.fixture
 def ready(tmp_path: Path) -> Iterator[dict[str, object]]:
-    process = started(config_of(tmp_path), "--format", "json")
+    yield from running(config_of(tmp_path))
+
+
+@pytest.fixture
+def watched(tmp_path: Path) -> Iterator[dict[str, object]]:
+    """One that is probed, too."""
+    yield from running(config_of(tmp_path, f"telemetry: {{listen: unix://{tmp_path}/t, probe_interval_s: 0.5}}\n"))
+
+
+def running(config: Path) -> Iterator[dict[str, object]]:
+    process = started(config, "--format", "json")
     assert process.stdout is not None
     timer = threading.Timer(60.0, process.kill)
     timer.start()
@@ -148,9 +156,9 @@ def test_it_drains_all_its_pools_and_reloads(ready: dict[str, object], tmp_path:
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # whose end nothing is to be sent to
 
 
-def test_monitors_are_told_of_each_pool_by_its_name(ready: dict[str, object], tmp_path: Path) -> None:
+def test_monitors_are_told_of_each_pool_by_its_name(watched: dict[str, object], tmp_path: Path) -> None:
     """The probe is let into either as one of its tenants, and is found out by bytes that it did not write."""
-    address = str(ready["address"])
+    address = str(watched["address"])
     wait_until(lambda: asked(tmp_path, "/readyz")[0] == 200, "a chunk was written and read in each")
     body = json.loads(asked(tmp_path, "/readyz")[1])
     assert {name: probe["status"] for name, probe in body["pools"].items()} == {"r": "ok", "s": "ok"}
