@@ -75,11 +75,7 @@ def pools_problems(data: Any, meant: frozenset[FieldPath], *, closely: bool) -> 
 
 
 def _problems_beside_several(data: Any, meant: frozenset[FieldPath]) -> Iterator[_Problem]:
-    """What a service has of its one pool, and has to be told, or cannot have, with several."""
-    listen = value_at(data, ("telemetry", "listen"))
-    if listen is not None:
-        problem = "stands beside pools, and what monitors are told is of one pool only, so far"
-        yield ("telemetry", "listen"), listen, problem, "remove it; mfctl pool status --pool NAME tells of each pool"
+    """What a service has of its one pool, and has to be told with several."""
     audit = data.get("audit")
     is_told = bool(audit) and not isinstance(audit, dict)
     if value_at(data, ("audit", "path")) is None and not is_told and not meant & {("audit",), ("audit", "path")}:

@@ -166,8 +166,8 @@ def _key_place(header_dir: Path | None, key_file: Path | None) -> KeyPlace | Non
 def status(path: Path | None, address: str | None, pool_name: str, timeout_s: float, output_format: str) -> None:
     """Show what a pool holds and who uses it.
 
-    From PATH, it is read beside whoever owns the pool and shows what is on the medium; leases, grants and holders
-    are known only to the service: use --service.
+    From PATH, it is read beside whoever owns the pool and shows what is on the medium; leases, grants, holders and
+    which segments are open are known only to the service: use --service. Both tell the same segments in use.
     """
     result = read_status(path, address, pool_name, timeout_s)
     if output_format != "table":
@@ -177,19 +177,25 @@ def status(path: Path | None, address: str | None, pool_name: str, timeout_s: fl
 
 
 def status_object(status: PoolStatus) -> dict[str, Any]:
-    """The JSON form: the fields of :class:`PoolStatus`, counters as an object. Read from the medium it also has
-    ``owned``: does a process serve the pool?"""
+    """The JSON form: the fields of :class:`PoolStatus`, counters as an object, and how many segments are in use, which
+    on the medium cannot be told to be open or sealed: there all are in ``segments_sealed``. Read from the medium it
+    also has ``owned``: does a process serve the pool?"""
     counters = dict(status.counters)
     owned = counters.pop(_OWNED, None)
     shown = {} if owned is None else {"owned": bool(owned)}
-    return {**dataclasses.asdict(status), **shown, "counters": counters}
+    return {**dataclasses.asdict(status), "segments_used": _used_segments(status), **shown, "counters": counters}
+
+
+def _used_segments(status: PoolStatus) -> int:
+    return status.segments_open + status.segments_sealed
 
 
 def _print_status(s: PoolStatus, *, live: bool) -> None:
     segments = (
-        f"{s.segment_count} of {format_bytes(s.segment_bytes)}: {s.segments_free} free, {s.segments_open} open, "
-        f"{s.segments_sealed} sealed, {s.segments_reclaiming} being reclaimed; {s.segments_quarantined} quarantined"
+        f"{s.segment_count} of {format_bytes(s.segment_bytes)}: {s.segments_free} free, {_used_segments(s)} in use"
     )
+    if live:
+        segments += f" ({s.segments_open} open, {s.segments_sealed} sealed); {s.segments_quarantined} quarantined"
     fields: list[tuple[str, object]] = [
         ("pool", s.pool_uuid),
         ("path", s.path),

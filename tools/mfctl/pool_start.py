@@ -96,7 +96,8 @@ def _create(config: ServiceConfig, served: ServedPool) -> None:
     from meshfusion.dpu.telemetry.http_server import check_telemetry_address
 
     assert served.pool.size is not None, "load_service_config asks for it when the pool is absent"
-    check_free(parse_address(config.listen))
+    for address in config.addresses:
+        check_free(address)
     if config.telemetry.listen is not None:
         check_telemetry_address(parse_address(config.telemetry.listen))
     if served.exports is not None:

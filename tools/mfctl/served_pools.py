@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from meshfusion.dpu.config_changes import tuning_of
 from meshfusion.dpu.drain import Held
 from meshfusion.dpu.progress import Progress
-from meshfusion.dpu.tuning import Tuning
 
 if TYPE_CHECKING:
     from meshfusion.dpu.api.drive_types import DriveAdmin
     from meshfusion.dpu.api.types import ChunkService
-    from meshfusion.dpu.config import ServedPool
+    from meshfusion.dpu.config import ServedPool, ServiceConfig
     from meshfusion.dpu.pool import Pool
     from meshfusion.dpu.tenancy import PoolRouter
 
@@ -39,6 +38,11 @@ class ServedPools:
             ((_, self.only),) = pools
 
     @property
+    def each(self) -> tuple[tuple[ServedPool, Pool], ...]:
+        """With what it was configured as when the service began, in the file's order."""
+        return self._pools
+
+    @property
     def service(self) -> ChunkService:
         return self._all
 
@@ -55,17 +59,11 @@ class ServedPools:
         """How far each has come; see :meth:`~meshfusion.dpu.pool.Pool.progress`."""
         return tuple(partial(pool.progress, patience_s=patience_s) for _, pool in self._pools)
 
-    def retune(self, tuning: Tuning) -> None:
-        """All of them. What is configured for each of several stays as it was when the service began. Raises
-        ConfigError as :meth:`~meshfusion.dpu.pool.Pool.retune`, for the only one: of several, none gets a budget that
-        it did not have before."""
-        if self.only is not None:
-            self.only.retune(tuning)
-            return
+    def retune(self, config: ServiceConfig) -> None:
+        """All of them, each to its own part of what the service runs with. Raises ConfigError as
+        :meth:`~meshfusion.dpu.pool.Pool.retune`: those before it are tuned already."""
         for served, pool in self._pools:
-            medium = served.medium
-            own = replace(tuning, drive_writes_per_day=medium.drive_writes_per_day, free_fraction=medium.free_fraction)
-            pool.retune(own)
+            pool.retune(tuning_of(config, served.name))
 
     def announce_service(self, address: str) -> None:
         """Let whoever finds one of the pools in use learn where it is served, and by which name."""

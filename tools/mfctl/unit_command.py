@@ -69,7 +69,8 @@ def _facts(config_path: Path, user: str) -> UnitFacts:
             f"--user: there is no user {user}", next_step=f"Make it: useradd --system --shell /usr/sbin/nologin {user}"
         ) from None
     config = config_alone(config_path)
-    listens = (parse_address(text) for text in (config.listen, config.telemetry.listen) if text is not None)
+    monitors = config.telemetry.listen
+    listens = (*config.addresses, *(() if monitors is None else (parse_address(monitors),)))
     sockets = (address.path.parent for address in listens if isinstance(address, UnixAddress))
     pools = [served.pool for served in config.served]
     data_paths = [path for pool in pools for path in pool.data_path or ()]
@@ -121,7 +122,9 @@ def _facts(config_path: Path, user: str) -> UnitFacts:
 
 
 def _asks_who_calls(config: ServiceConfig) -> bool:
-    return config.tls is not None or config.tokens_file is not None
+    """Also where its own user calls? On a socket beside other addresses it does not."""
+    has_own_socket = len({type(address) for address in config.addresses}) > 1
+    return not has_own_socket and (config.tls is not None or config.tokens_file is not None)
 
 
 def _security_files(config: ServiceConfig) -> tuple[Path, ...]:

@@ -588,20 +588,22 @@ class EventField(_message.Message):
     def __init__(self, name: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
 
 class Event(_message.Message):
-    __slots__ = ("sequence", "time_s", "kind", "severity", "text", "fields")
+    __slots__ = ("sequence", "time_s", "kind", "severity", "text", "fields", "pool")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     TIME_S_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     SEVERITY_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     FIELDS_FIELD_NUMBER: _ClassVar[int]
+    POOL_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     time_s: float
     kind: str
     severity: str
     text: str
     fields: _containers.RepeatedCompositeFieldContainer[EventField]
-    def __init__(self, sequence: _Optional[int] = ..., time_s: _Optional[float] = ..., kind: _Optional[str] = ..., severity: _Optional[str] = ..., text: _Optional[str] = ..., fields: _Optional[_Iterable[_Union[EventField, _Mapping[str, object]]]] = ...) -> None: ...
+    pool: str
+    def __init__(self, sequence: _Optional[int] = ..., time_s: _Optional[float] = ..., kind: _Optional[str] = ..., severity: _Optional[str] = ..., text: _Optional[str] = ..., fields: _Optional[_Iterable[_Union[EventField, _Mapping[str, object]]]] = ..., pool: _Optional[str] = ...) -> None: ...
 
 class ServiceStateRequest(_message.Message):
     __slots__ = ()
