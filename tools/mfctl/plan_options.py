@@ -1,0 +1,120 @@
+"""The options of ``mfctl plan``: one for each quantity that can be given, and those that describe the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+import click
+
+from meshfusion.tools.mfctl.numbers import FiniteRange
+from meshfusion.tools.plan.given import GIVEN, Given, Kind
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_MOST: Final = 1e9
+_MOST_COUNT: Final = 1_000_000
+_GIGA: Final = 1e9
+_BITS: Final = 8
+
+
+class _Size(click.ParamType):
+    """``4GiB`` -> bytes."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        from meshfusion.jbof.sizes import parse_size_bytes
+
+        try:
+            return parse_size_bytes(int(value) if isinstance(value, str) and value.isdecimal() else value)
+        except ValueError as error:
+            self.fail(f"{error}.", param, ctx)
+
+
+class _Rate(FiniteRange):
+    """``6`` of ``unit_bytes_per_s`` each -> bytes a second."""
+
+    def __init__(self, unit_bytes_per_s: float) -> None:
+        super().__init__(0.001, 1e6)
+        self._unit_bytes_per_s = unit_bytes_per_s
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        return super().convert(value, param, ctx) * self._unit_bytes_per_s
+
+
+SIZE: Final = _Size()
+_TYPES: Final[dict[Kind, click.ParamType]] = {
+    Kind.COUNT: click.IntRange(1, _MOST_COUNT),
+    Kind.SIZE: SIZE,
+    Kind.GIGABYTES_PER_S: _Rate(_GIGA),
+    Kind.GIGABITS_PER_S: _Rate(_GIGA / _BITS),
+    Kind.SHARE: FiniteRange(0, 1),
+    Kind.PART: FiniteRange(0, 0.5),
+    Kind.AMOUNT: FiniteRange(0, _MOST),
+    Kind.POSITIVE: FiniteRange(0, _MOST, min_open=True),
+    Kind.FACTOR: FiniteRange(1, 100),
+}
+
+
+def model_options(command: F) -> F:
+    """Of the engine that serves the model, as it would be started, and of its connector."""
+    options = (
+        click.option(
+            "--kv-bytes-per-token", type=SIZE, metavar="SIZE",
+            help="Instead of MODEL: KV of one token, all layers and ranks together, of full attention or MLA.",
+        ),
+        click.option(
+            "--replicated", is_flag=True,
+            help="With --kv-bytes-per-token: all ranks hold the same of it, as with MLA.",
+        ),
+        click.option(
+            "--block-size", type=click.IntRange(1, 65_536), metavar="N",
+            help="Tokens of a block of the engine. Without it MODEL's are those of the engine's own choice on this "
+            "machine; with --kv-bytes-per-token they are 16.",
+        ),
+        click.option(
+            "--tensor-parallel-size", "rank_count", type=click.IntRange(1, 1024), default=1, show_default=True,
+            metavar="N", help="Ranks of each engine.",
+        ),
+        click.option("--dtype", default="auto", show_default=True, metavar="NAME", help="The engine's option."),
+        click.option(
+            "--kv-cache-dtype", default="auto", show_default=True, metavar="NAME", help="The engine's option."
+        ),
+        click.option(
+            "--max-model-len", type=click.IntRange(1), metavar="N", help="The engine's option; without it MODEL's own."
+        ),
+        click.option(
+            "--chunk-min-bytes", type=SIZE, default="1MiB", show_default=True, metavar="SIZE",
+            help="As in the connector's configuration.",
+        ),
+    )  # fmt: skip
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def given_options(command: F) -> F:
+    """One for each of :data:`~meshfusion.tools.plan.given.GIVEN`; the command gets their names."""
+    for entry in reversed(GIVEN):
+        command = click.option(
+            entry.option, entry.name, type=_TYPES[entry.kind], metavar=entry.kind.value.split(",")[0], help=_help(entry)
+        )(command)
+    return command
+
+
+def _help(entry: Given) -> str:
+    shown = f"{entry.title[:1].upper()}{entry.title[1:]}"
+    if not entry.why_default:
+        return f"{shown}." if entry.default is None else f"{shown}; without it {entry.default:g}."
+    default = "" if entry.default is None else f"{_as_option(entry)}, "
+    return f"{shown}. Without it {default}{entry.why_default}."
+
+
+def _as_option(entry: Given) -> str:
+    """The default as the option would have it."""
+    if entry.kind is Kind.SIZE:
+        from meshfusion.jbof.sizes import format_size
+
+        return format_size(entry.default)
+    return "no bound" if entry.default == float("inf") else f"{entry.default:g}"
