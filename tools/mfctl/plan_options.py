@@ -18,18 +18,14 @@ _GIGA: Final = 1e9
 _BITS: Final = 8
 
 
-class _Size(click.ParamType):
+def _size(value: Any) -> int:
     """``4GiB`` -> bytes."""
+    from meshfusion.jbof.sizes import parse_size_bytes
 
-    name = "size"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        from meshfusion.jbof.sizes import parse_size_bytes
-
-        try:
-            return parse_size_bytes(int(value) if isinstance(value, str) and value.isdecimal() else value)
-        except ValueError as error:
-            self.fail(f"{error}.", param, ctx)
+    try:
+        return parse_size_bytes(value)
+    except ValueError as error:
+        raise click.BadParameter(f"{error}.") from error
 
 
 class _Rate(FiniteRange):
@@ -43,10 +39,9 @@ class _Rate(FiniteRange):
         return super().convert(value, param, ctx) * self._unit_bytes_per_s
 
 
-SIZE: Final = _Size()
-_TYPES: Final[dict[Kind, click.ParamType]] = {
+_TYPES: Final[dict[Kind, Any]] = {
     Kind.COUNT: click.IntRange(1, _MOST_COUNT),
-    Kind.SIZE: SIZE,
+    Kind.SIZE: _size,
     Kind.GIGABYTES_PER_S: _Rate(_GIGA),
     Kind.GIGABITS_PER_S: _Rate(_GIGA / _BITS),
     Kind.SHARE: FiniteRange(0, 1),
@@ -61,7 +56,7 @@ def model_options(command: F) -> F:
     """Of the engine that serves the model, as it would be started, and of its connector."""
     options = (
         click.option(
-            "--kv-bytes-per-token", type=SIZE, metavar="SIZE",
+            "--kv-bytes-per-token", type=_size, metavar="SIZE",
             help="Instead of MODEL: KV of one token, all layers and ranks together, of full attention or MLA.",
         ),
         click.option(
@@ -85,7 +80,7 @@ def model_options(command: F) -> F:
             "--max-model-len", type=click.IntRange(1), metavar="N", help="The engine's option; without it MODEL's own."
         ),
         click.option(
-            "--chunk-min-bytes", type=SIZE, default="1MiB", show_default=True, metavar="SIZE",
+            "--chunk-min-bytes", type=_size, default="1MiB", show_default=True, metavar="SIZE",
             help="As in the connector's configuration.",
         ),
     )  # fmt: skip
@@ -103,18 +98,20 @@ def given_options(command: F) -> F:
     return command
 
 
-def _help(entry: Given) -> str:
-    shown = f"{entry.title[:1].upper()}{entry.title[1:]}"
-    if not entry.why_default:
-        return f"{shown}." if entry.default is None else f"{shown}; without it {entry.default:g}."
-    default = "" if entry.default is None else f"{_as_option(entry)}, "
-    return f"{shown}. Without it {default}{entry.why_default}."
-
-
-def _as_option(entry: Given) -> str:
-    """The default as the option would have it."""
+def default_text(entry: Given) -> str:
+    """What counts where the option is not given, and why; empty where nothing does."""
+    if entry.default is None:
+        return entry.why_default
     if entry.kind is Kind.SIZE:
         from meshfusion.jbof.sizes import format_size
 
-        return format_size(entry.default)
-    return "no bound" if entry.default == float("inf") else f"{entry.default:g}"
+        shown = format_size(entry.default)
+    else:
+        shown = "no bound" if entry.default == float("inf") else f"{entry.default:g}"
+    return f"{shown}, {entry.why_default}" if entry.why_default else shown
+
+
+def _help(entry: Given) -> str:
+    shown = f"{entry.title[:1].upper()}{entry.title[1:]}."
+    default = default_text(entry)
+    return f"{shown} Without it {default}." if default else shown

@@ -131,7 +131,7 @@ def _print_checks(shown: Shown) -> None:
     click.echo()
     click.echo("IS IT ENOUGH")
     if plan.checks:
-        print_fields((f"  {check.rule.title}", _check_text(check)) for check in plan.checks)
+        print_fields((f"  {check.rule.title}", check_text(check)) for check in plan.checks)
     for check in plan.checks:
         if not check.is_enough:
             click.echo(f"not enough: {check.rule.title}\n  next step: {check.rule.next_step}")
@@ -139,7 +139,8 @@ def _print_checks(shown: Shown) -> None:
         click.echo(f"not enough: {problem.message}\n  next step: {problem.next_step}")
 
 
-def _check_text(check: Check) -> str:
+def check_text(check: Check) -> str:
+    """Whether it is enough, with the numbers."""
     unit = _unit_of(check.rule.needed)
     needed, limit = shown_value(check.needed, unit), shown_value(check.limit, unit)
     share = f"{check.needed / check.available:.0%} of {shown_value(check.available, unit)}"
@@ -148,7 +149,9 @@ def _check_text(check: Check) -> str:
 
 
 def _unit_of(name: str) -> Unit:
-    return next(entry.unit for entry in (*FORMULAS, *GIVEN) if entry.name == name)
+    if name in BY_NAME:
+        return BY_NAME[name].unit
+    return next(entry.unit for entry in FORMULAS if entry.name == name)
 
 
 def _print_lacking(plan: Plan) -> None:

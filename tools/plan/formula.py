@@ -104,4 +104,4 @@ def evaluate(formulas: Iterable[Formula], given: Mapping[str, Any]) -> Evaluated
 
     for name in table:
         settle(name, ())
-    return Evaluated(values, values.keys() - given.keys(), lacking)
+    return Evaluated(values, frozenset(values.keys() - given.keys()), lacking)

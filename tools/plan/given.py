@@ -50,7 +50,7 @@ GIVEN: Final = (
         Unit.TOKENS,
         Kind.AMOUNT,
         0.0,
-        "answers are not counted unless they are given",
+        "so that answers are not counted",
     ),
     Given(
         "hit_ratio",
