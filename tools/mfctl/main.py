@@ -18,6 +18,7 @@ from meshfusion.tools.lab.cli import lab
 from meshfusion.tools.mfctl.audit_commands import audit
 from meshfusion.tools.mfctl.chunk_commands import chunk
 from meshfusion.tools.mfctl.config_commands import config
+from meshfusion.tools.mfctl.connector_commands import connector
 from meshfusion.tools.mfctl.doctor_command import doctor
 from meshfusion.tools.mfctl.events_command import events
 from meshfusion.tools.mfctl.jbof_commands import jbof
@@ -108,7 +109,7 @@ def mfctl(context: click.Context, /, **access: Any) -> None:
 
 
 COMMANDS = (pool, service, chunk, jbof, path, events, trace, top, config, kinds, doctor, support, verify, sim, lab)
-for command in (*COMMANDS, token, audit, plan):
+for command in (*COMMANDS, token, audit, plan, connector):
     mfctl.add_command(command)
 
 meshfusion = RootCommand(
