@@ -104,7 +104,9 @@ def _print_sections(shown: Shown, explain: bool) -> None:
 
 
 def _stated(plan: Plan) -> list[Given]:
-    return [entry for entry in GIVEN if entry.name in plan.values and entry.name not in plan.computed]
+    """What was stated, and the defaults that count."""
+    stated = plan.values.keys() - plan.computed - (plan.defaults - plan.used)
+    return [entry for entry in GIVEN if entry.name in stated]
 
 
 def _stated_formulas(plan: Plan) -> list[Formula]:
@@ -155,13 +157,15 @@ def _unit_of(name: str) -> Unit:
 
 
 def _print_lacking(plan: Plan) -> None:
-    options = dict.fromkeys(_option(name) for names in plan.lacking.values() for name in names)
+    lacking = {name for names in plan.lacking.values() for name in names}
+    options = [entry.option for entry in GIVEN if entry.name in lacking]
     if options:
         click.echo()
-        click.echo(f"not computed: {len(plan.lacking)} figures that need {', '.join(filter(None, options))}")
+        click.echo(f"not computed: {len(plan.lacking)} figures that need {', '.join(options)}")
 
 
 def _option(name: str) -> str:
+    """As it is given; what is not, is told among the problems."""
     return "" if name in DERIVED else BY_NAME[name].option
 
 

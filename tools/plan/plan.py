@@ -33,6 +33,9 @@ DERIVED: Final = frozenset({"form", "target"})
 """What formulas need that is neither a number nor given as one: the model's chunks, and the target's buffers."""
 
 
+_OF_THE_TARGET: Final = frozenset({"target_memory", "target_cores"})
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """``values``: of all quantities that are known, by name; those of ``computed`` by formulas. ``lacking``: why others
@@ -45,6 +48,16 @@ class Plan:
     defaults: frozenset[str]
     checks: tuple[Check, ...]
     problems: tuple[ConfigError, ...]
+
+    @property
+    def used(self) -> frozenset[str]:
+        """Of what is given, names of what anything was computed or checked with."""
+        needs = {need for entry in FORMULAS if entry.name in self.computed for need in entry.needs}
+        compared = {name for found in self.checks for name in (found.rule.needed, found.rule.available)}
+        beside = {"utilisation_max"} if any(found.rule.is_rate for found in self.checks) else set()
+        if "target" in needs or self.problems:
+            beside |= _OF_THE_TARGET
+        return frozenset(needs | compared | beside)
 
     @property
     def is_enough(self) -> bool:

@@ -58,7 +58,8 @@ def memory_needed(service_memory: float, index_bytes: float, target_memory: int)
 @formula(
     "connections of the target",
     Unit.COUNT,
-    "each rank of each engine over each port, and one for the controller (jbof/nvme/settings.py)",
+    "each rank of each engine over each port, from one port of its own, and one for the controller "
+    "(jbof/nvme/settings.py)",
 )
 def target_connections(form: ChunkForm, engines: int, nics: int, queues_per_path: int) -> Any:
     return engines * form.rank_count * nics * (queues_per_path + 1)

@@ -269,7 +269,12 @@ def test_what_the_engine_says_is_shown_and_decides(
     monkeypatch: pytest.MonkeyPatch, findings: tuple[Finding, ...], code: int
 ) -> None:
     asked: list[Any] = []
-    monkeypatch.setattr(engine_check, "check_engine", lambda transfer, deadline_s: asked.append(transfer) or findings)
+
+    def answer(transfer: Any, *, deadline_s: float) -> tuple[Finding, ...]:
+        asked.append(transfer)
+        return findings
+
+    monkeypatch.setattr(engine_check, "check_engine", answer)
     result = run("--service", SOCKET, "--check")
     assert result.exit_code == code
     assert asked[0]["kv_connector_extra_config"] == {"service": SOCKET}

@@ -94,7 +94,9 @@ def test_a_model_alone_tells_its_kv_and_what_the_rest_would_take() -> None:
     shown = run(*BYTES)
     assert shown.exit_code == 0
     assert "IS IT ENOUGH" not in shown.output
-    assert "figures that need --requests, --prompt-tokens, --hit-ratio, --drives" in shown.output
+    assert "figures that need --requests, --prompt-tokens, --hit-ratio, --working-set" in shown.output
+    assert "the usual warranty" not in shown.output, "a default that nothing is computed with"
+    assert "cores of nvmf_tgt" in shown.output
 
 
 def test_a_segment_size_that_is_given_is_shown_as_given() -> None:

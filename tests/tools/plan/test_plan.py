@@ -133,7 +133,7 @@ def test_leases_and_lookups_by_hand() -> None:
     assert values["leases_at_once"] == pytest.approx(10 * (0.1 + values["load_s"]))
 
 
-SHORT = {
+SHORT: dict[str, dict[str, Any]] = {
     "room on the drives": {"working_set_hours": 50.0},
     "read rate of a drive": {"drive_read_rate": 400e6},
     "write rate of a drive": {"drive_write_rate": 200e6},
