@@ -16,6 +16,8 @@ _MOST: Final = 1e9
 _MOST_COUNT: Final = 1_000_000
 _GIGA: Final = 1e9
 _BITS: Final = 8
+CHUNK_MIN_BYTES, CHUNK_MAX_BYTES = 4096, 1 << 30
+"""Of chunk_min_bytes in the connector's configuration."""
 
 
 def _size(value: Any) -> int:
@@ -26,6 +28,13 @@ def _size(value: Any) -> int:
         return parse_size_bytes(value)
     except ValueError as error:
         raise click.BadParameter(f"{error}.") from error
+
+
+def _chunk_size(value: Any) -> int:
+    size_bytes = _size(value)
+    if not CHUNK_MIN_BYTES <= size_bytes <= CHUNK_MAX_BYTES:
+        raise click.BadParameter(f"{value!r} is not from 4KiB to 1GiB, as the connector takes it.")
+    return size_bytes
 
 
 class _Rate(FiniteRange):
@@ -80,7 +89,7 @@ def model_options(command: F) -> F:
             "--max-model-len", type=click.IntRange(1), metavar="N", help="The engine's option; without it MODEL's own."
         ),
         click.option(
-            "--chunk-min-bytes", type=_size, default="1MiB", show_default=True, metavar="SIZE",
+            "--chunk-min-bytes", type=_chunk_size, default="1MiB", show_default=True, metavar="SIZE",
             help="As in the connector's configuration.",
         ),
     )  # fmt: skip

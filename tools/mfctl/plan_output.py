@@ -11,7 +11,7 @@ import click
 
 from meshfusion.host.kv.chunk_form import ChunkForm
 from meshfusion.tools.mfctl.output import format_bytes, print_document, print_fields
-from meshfusion.tools.model_kv import ModelKv
+from meshfusion.tools.model_kv import ModelKv, to_object
 from meshfusion.tools.plan.checks import Check
 from meshfusion.tools.plan.formula import Formula, Unit
 from meshfusion.tools.plan.given import BY_NAME, GIVEN, Given
@@ -186,7 +186,7 @@ def _object(shown: Shown) -> dict[str, object]:
         "checks": [_check_object(check) for check in plan.checks],
         "problems": [{"message": p.message, "next_step": p.next_step} for p in plan.problems],
         "not_computed": {name: [_option(lack) for lack in lacks] for name, lacks in plan.lacking.items()},
-        "model": shown.model,
+        "model": None if shown.model is None else to_object(shown.model),
         "notes": list(shown.notes),
     }
 

@@ -119,6 +119,8 @@ def test_a_model_is_described_as_its_engine_would_be_started(tmp_path: Path, mon
     )  # fmt: skip
     assert asked == [(tmp_path, EngineSettings(2, 32, "bfloat16", "fp8", 8192))]
     assert figures(shown)["kv_bytes_per_token"] == 2 * 32 * 65_536 / 16
+    (group,) = json.loads(shown.stdout)["model"]["groups"]
+    assert group["rule"] == {"class": "WholePrefix"}
     (note,) = json.loads(shown.stdout)["notes"]
     assert "vLLM 0.32.0 for cpu" in note
 
@@ -165,6 +167,7 @@ def test_a_folder_that_is_not_there() -> None:
         ((*BYTES, "--prefill-rate", "0"), "--prefill-rate"),
         ((*BYTES, "--device-waf", "0.9"), "--device-waf"),
         ((*BYTES, "--free-fraction", "0.6"), "--free-fraction"),
+        ((*BYTES, "--chunk-min-bytes", "1KiB"), "is not from 4KiB to 1GiB"),
         ((*BYTES, "--trace", "a.jsonl"), "--trace needs a pool"),
         ((*BYTES, "--trace", "a.jsonl", "--hit-ratio", "0.5", "--working-set", "2"), "leave that out, or the trace"),
     ],

@@ -14,6 +14,7 @@ from meshfusion.host.connector.config import ConnectorConfig
 from meshfusion.jbof.nvme.settings import ControllerSettings
 from meshfusion.jbof.sizes import parse_size_bytes
 from meshfusion.tools.mfctl.plan_command import plan
+from meshfusion.tools.mfctl.plan_options import CHUNK_MAX_BYTES, CHUNK_MIN_BYTES
 from meshfusion.tools.plan.given import BY_NAME
 
 
@@ -24,7 +25,10 @@ def test_defaults_are_those_of_the_code() -> None:
     (queues,) = (field.default for field in fields(ControllerSettings) if field.name == "io_queue_count")
     assert BY_NAME["queues_per_path"].default == queues
     (chunk_min,) = (option.default for option in plan.params if option.name == "chunk_min_bytes")
-    assert parse_size_bytes(chunk_min) == ConnectorConfig.model_fields["chunk_min_bytes"].default
+    field = ConnectorConfig.model_fields["chunk_min_bytes"]
+    assert parse_size_bytes(chunk_min) == field.default
+    bounds = {name: value for mark in field.metadata for name in ("ge", "le") if (value := getattr(mark, name, None))}
+    assert bounds == {"ge": CHUNK_MIN_BYTES, "le": CHUNK_MAX_BYTES}
 
 
 def test_the_memory_of_the_target_is_the_example_of_the_configuration() -> None:
