@@ -64,7 +64,7 @@ def plan(
         form = _form_of_bytes(kv_bytes_per_token, block_size, rank_count, replicated, chunk_min_bytes)
     replay = _replay(form, traces, given) if traces else None
     found = make_plan(form, given if replay is None else {**given, **replay.given()})
-    print_plan(Shown(found, described, form, replay, tuple(map(str, traces))), explain, output_format)
+    print_plan(Shown(found, described, block_size, form, replay, tuple(map(str, traces))), explain, output_format)
     if not found.is_enough:
         sys.exit(EXIT_FAILURE)
 

@@ -21,10 +21,11 @@ from meshfusion.tools.plan.replay import Replay
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """``model`` None: its bytes were given. ``replay`` None: no trace."""
+    """``model`` None: its bytes were given. ``block_size``: that was asked for. ``replay`` None: no trace."""
 
     plan: Plan
     model: ModelKv | None
+    block_size: int | None
     form: ChunkForm
     replay: Replay | None
     traces: tuple[str, ...]
@@ -34,6 +35,9 @@ class Shown:
         if self.model is not None:
             engine = f"vLLM {self.model.engine} for {self.model.platform}"
             yield f"blocks and pages are those of {engine}; on another platform, name its --block-size"
+            made = sorted({plan.block_tokens for plan in self.form.plans})
+            if self.block_size is not None and made != [self.block_size]:
+                yield f"{engine} makes blocks of {', '.join(map(str, made))} tokens, not of {self.block_size}"
             yield from (f"{engine}: {line}" for line in self.model.refusals)
         if any(plan.is_snapshot for plan in self.form.plans):
             yield "of states a snapshot is counted for each chunk: engines keep fewer, see docs/models.md"

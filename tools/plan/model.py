@@ -9,7 +9,7 @@ from meshfusion.tools.plan import model_form
 from meshfusion.tools.plan.formula import Unit, formula
 
 _FORM: Final = "host/kv/chunk_form.py, by which the connector cuts"
-_STEADY: Final = "averaged over chunks behind every window; of states one for each chunk, the most that there can be"
+_MEAN: Final = "the mean of a long prompt's chunks; of states one for each chunk, the most that there can be"
 
 
 @formula("tokens of a chunk", Unit.TOKENS, _FORM)
@@ -17,12 +17,12 @@ def chunk_tokens(form: ChunkForm) -> Any:
     return form.chunk_tokens
 
 
-@formula("shards of a chunk, of all KV groups", Unit.COUNT, f"{_FORM}; {_STEADY}")
+@formula("shards of a chunk, of all KV groups", Unit.COUNT, f"{_FORM}; {_MEAN}")
 def chunk_shards(form: ChunkForm) -> Any:
     return model_form.shards_of_chunk(form)
 
 
-@formula("KV of a chunk", Unit.BYTES, f"{_FORM}; {_STEADY}")
+@formula("KV of a chunk", Unit.BYTES, f"{_FORM}; {_MEAN}")
 def chunk_bytes(form: ChunkForm) -> Any:
     return model_form.payload_bytes_of_chunk(form)
 

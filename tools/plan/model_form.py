@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from meshfusion.dpu.api.types import ShardSize
 from meshfusion.host.connector.load_parts import load_bytes
 from meshfusion.host.kv.chunk_form import ChunkForm, form_of
-from meshfusion.host.kv.resume import LastWindow, LocalChunk, ResumeRule, WholePrefix
+from meshfusion.host.kv.resume import LocalChunk, ResumeRule, WholePrefix
 from meshfusion.jbof.errors import ConfigError, UnsupportedError
 from meshfusion.jbof.format import LBA_BYTES, shard_lba_count
 from meshfusion.tools.model_kv import ModelKv
@@ -90,19 +90,19 @@ def medium_bytes(shard: ShardSize) -> int:
 
 def largest_shard_bytes(form: ChunkForm) -> int:
     """On the medium."""
-    return max(medium_bytes(shard) for chunk in _steady(form) for shard in _shards(form, chunk))
+    return max(medium_bytes(shard) for chunk in _period(form) for shard in _shards(form, chunk))
 
 
 def records_of_chunk(form: ChunkForm) -> float:
     """Entries of the index for a chunk's tokens: one for each group that stores something of them."""
-    chunks = _steady(form)
+    chunks = _period(form)
     groups = range(len(form.plans))
     stored = [1 for c in chunks for g in groups if any(shard.unit_count for shard in form.shards_of(g, c))]
     return sum(stored) / len(chunks)
 
 
 def _mean(form: ChunkForm, measure: Callable[[ShardSize], int]) -> float:
-    chunks = _steady(form)
+    chunks = _period(form)
     return sum(measure(shard) for chunk in chunks for shard in _shards(form, chunk)) / len(chunks)
 
 
@@ -110,13 +110,11 @@ def _shards(form: ChunkForm, chunk: int) -> list[ShardSize]:
     return [s for plan in form.plans for s in form.shards_of(plan.group, chunk) if s.unit_count]
 
 
-def _steady(form: ChunkForm) -> range:
-    """Chunks behind every window, as many as it takes for what is stored of them to repeat."""
-    windows = [plan.rule.window_tokens for plan in form.plans if isinstance(plan.rule, LastWindow)]
+def _period(form: ChunkForm) -> range:
+    """As many chunks as it takes for what is stored of them to repeat: local attention forgets at the end of each of its
+    stretches; of all other kinds every chunk has as many blocks."""
     stretches = [plan.rule.stretch_tokens for plan in form.plans if isinstance(plan.rule, LocalChunk)]
-    period = math.lcm(form.chunk_tokens, *stretches) // form.chunk_tokens
-    start = -(-max(windows, default=0) // form.chunk_tokens)
-    return range(start, start + period)
+    return range(math.lcm(form.chunk_tokens, *stretches) // form.chunk_tokens)
 
 
 # ---- what is loaded ----------------------------------------------------------------------------------------------

@@ -121,8 +121,9 @@ def test_a_model_is_described_as_its_engine_would_be_started(tmp_path: Path, mon
     assert figures(shown)["kv_bytes_per_token"] == 2 * 32 * 65_536 / 16
     (group,) = json.loads(shown.stdout)["model"]["groups"]
     assert group["rule"] == {"class": "WholePrefix"}
-    (note,) = json.loads(shown.stdout)["notes"]
-    assert "vLLM 0.32.0 for cpu" in note
+    about_blocks, not_as_asked = json.loads(shown.stdout)["notes"]
+    assert "vLLM 0.32.0 for cpu" in about_blocks
+    assert not_as_asked == "vLLM 0.32.0 for cpu makes blocks of 16 tokens, not of 32"
 
 
 def test_a_platform_that_caches_no_prefixes_is_a_note_and_states_are_another(

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from meshfusion.dpu.export.spdk.sizing import Machine, size
 from meshfusion.jbof.errors import ConfigError
+from meshfusion.jbof.segment_geometry import SegmentGeometry
+from meshfusion.tools.plan.capacity import room_in_segment
 from meshfusion.tools.plan.checks import RULES
 from meshfusion.tools.plan.formula import Unit
 from meshfusion.tools.plan.given import BY_NAME
@@ -62,6 +64,16 @@ def test_loading_and_computing_by_hand() -> None:
     assert math.isinf(plan(nic_rate=1e6, nics=1).values["break_even"])
 
 
+def test_ranks_share_what_loads_and_what_they_hold_alike_is_loaded_by_each() -> None:
+    eight = form_of_bytes(131_072, block_tokens=16, rank_count=8, is_replicated=False, chunk_min_bytes=1 << 20)
+    assert make_plan(eight, GIVEN).values["load_s"] == pytest.approx(0.005 + 2048 * 131_072 / 48e9)
+    alike = form_of_bytes(131_072, block_tokens=16, rank_count=8, is_replicated=True, chunk_min_bytes=1 << 20)
+    values = make_plan(alike, GIVEN).values
+    assert values["load_s"] == pytest.approx(0.005 + 8 * 2000 * 131_072 / 48e9)
+    assert values["loaded_bytes_per_s"] == 8 * 2_621_440_000
+    assert values["saved_bytes_per_s"] == plan().values["saved_bytes_per_s"]
+
+
 def test_room_by_hand() -> None:
     """A 2048th of 3.84 TB is 1,875,000,000 bytes, in whole MiB 1789. Behind the first MiB there are 2047 of them. One
     holds 457,984 blocks of 4096 bytes; without header and a summary of 892 entries in four blocks 892 shards of 513."""
@@ -73,6 +85,13 @@ def test_room_by_hand() -> None:
     assert values["kept_tokens"] == pytest.approx(room / MEDIUM_BYTES_PER_TOKEN)
     assert values["needed_bytes"] == pytest.approx(values["saved_bytes_per_s"] * 7200)
     assert values["kept_hours"] == pytest.approx(room / values["saved_bytes_per_s"] / 3600)
+
+
+def test_the_largest_shard_that_a_segment_holds_is_the_longest_extent_of_a_pool() -> None:
+    geometry = SegmentGeometry(4096, 256, 512, 4)
+    longest = geometry.max_extent_lba_count * 4096
+    assert room_in_segment(geometry.segment_bytes, longest) == longest
+    assert room_in_segment(geometry.segment_bytes, longest + 4096) == 0
 
 
 def test_endurance_by_hand() -> None:
