@@ -111,8 +111,8 @@ def _shards(form: ChunkForm, chunk: int) -> list[ShardSize]:
 
 
 def _period(form: ChunkForm) -> range:
-    """As many chunks as it takes for what is stored of them to repeat: local attention forgets at the end of each of its
-    stretches; of all other kinds every chunk has as many blocks."""
+    """As many chunks as it takes for what is stored of them to repeat: local attention forgets at the end of each of
+    its stretches; of all other kinds every chunk has as many blocks."""
     stretches = [plan.rule.stretch_tokens for plan in form.plans if isinstance(plan.rule, LocalChunk)]
     return range(math.lcm(form.chunk_tokens, *stretches) // form.chunk_tokens)
 
