@@ -23,7 +23,7 @@ _USUAL_BLOCK_TOKENS: Final = 16
 
 
 @click.command()
-@click.argument("model", required=False, metavar="[MODEL]", type=click.Path(path_type=Path))
+@click.argument("model", required=False, metavar="MODEL", type=click.Path(path_type=Path))
 @model_options
 @click.option(
     "--trace", "traces", multiple=True, metavar="FILE", type=click.Path(path_type=Path, dir_okay=False),

@@ -8,6 +8,7 @@ from typing import Any, Final, TypeVar
 import click
 
 from meshfusion.tools.mfctl.numbers import FiniteRange
+from meshfusion.tools.plan.formula import Unit
 from meshfusion.tools.plan.given import GIVEN, Given, Kind
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -48,6 +49,7 @@ class _Rate(FiniteRange):
         return super().convert(value, param, ctx) * self._unit_bytes_per_s
 
 
+_UNITS: Final = {Unit.HOURS: "HOURS", Unit.SECONDS: "SECONDS", Unit.YEARS: "YEARS", Unit.TOKENS: "TOKENS"}
 _TYPES: Final[dict[Kind, Any]] = {
     Kind.COUNT: click.IntRange(1, _MOST_COUNT),
     Kind.SIZE: _size,
@@ -102,9 +104,15 @@ def given_options(command: F) -> F:
     """One for each of :data:`~meshfusion.tools.plan.given.GIVEN`; the command gets their names."""
     for entry in reversed(GIVEN):
         command = click.option(
-            entry.option, entry.name, type=_TYPES[entry.kind], metavar=entry.kind.value.split(",")[0], help=_help(entry)
+            entry.option, entry.name, type=_TYPES[entry.kind], metavar=_metavar(entry), help=_help(entry)
         )(command)
     return command
+
+
+def _metavar(entry: Given) -> str:
+    """The unit, where the kind does not say it."""
+    is_told = entry.kind not in (Kind.AMOUNT, Kind.POSITIVE)
+    return entry.kind.value.split(",")[0] if is_told else _UNITS.get(entry.unit, "NUMBER")
 
 
 def default_text(entry: Given) -> str:

@@ -164,7 +164,7 @@ GIVEN: Final = (
         Unit.BYTES_PER_S,
         Kind.GIGABITS_PER_S,
         float("inf"),
-        "no narrower than the DPU's ports",
+        "as if they were no narrower than the DPU's",
     ),
     Given("dpu_memory", "--dpu-memory", "memory of the DPU or storage server", Unit.BYTES, Kind.SIZE),
     Given(
