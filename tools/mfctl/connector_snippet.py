@@ -60,8 +60,9 @@ def snippet_of_config(config: ServiceConfig, address: str | None, tenant: str | 
     served = _pool_of(config, tenant)
     named = tenant or DEFAULT_TENANT
     called = security(reached)
-    _check_shown(config, called)
     parsed = parse_address(reached)
+    if isinstance(parsed, TcpAddress) or len(config.listen) == 1:  # at a socket beside others nobody is asked
+        _check_shown(config, called)
     transports = {parse_portal(portal).transport for portal in served.exports.portals} if served.exports else set()
     notes = [*_place_notes(parsed), *_engine_notes(config, named)]
     if isinstance(parsed, TcpAddress) and not parsed.is_loopback and not transports:
@@ -107,13 +108,19 @@ def _value(value: str | Path) -> str:
 
 
 def _listened(config: ServiceConfig) -> str:
-    address = parse_address(config.listen)
-    if isinstance(address, TcpAddress) and (address.host in _EVERY_ADDRESS or address.port == 0):
+    """Where engines connect to. Of several addresses one of the network, at which those of this machine reach it too."""
+    addresses = dict(zip(map(parse_address, config.listen), config.listen, strict=True))
+    usable = {
+        address: text
+        for address, text in addresses.items()
+        if not (isinstance(address, TcpAddress) and (address.host in _EVERY_ADDRESS or address.port == 0))
+    }
+    if not usable:
         raise ConfigError(
-            f"listen = {config.listen} is no address that engines could connect to",
+            f"listen = {', '.join(config.listen)} is no address that engines could connect to",
             next_step="Add --service HOST:PORT, at which engines reach this service.",
         )
-    return config.listen
+    return usable[next((one for one in usable if isinstance(one, TcpAddress)), next(iter(usable)))]
 
 
 def _pool_of(config: ServiceConfig, tenant: str | None) -> ServedPool:
