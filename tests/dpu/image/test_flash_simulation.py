@@ -3,9 +3,9 @@ of a pool is lost, no card that installs is reset, and what is called done is do
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 
@@ -116,11 +116,13 @@ def test_a_killed_flash_is_gone_on_with(crash_at: int) -> None:
                 raise CrashedError
 
     world = Killed(FakeCard(Behaviour(line_s=0.3)), crash_rate=1.0)
-    outcome = _flashes(world, random.Random(crash_at))
+    with contextlib.suppress(CrashedError):
+        world.run(Flash(deadlines=DEADLINES, drain_within_s=60.0))
+    world.card.now_s += 20.0
+    outcome = world.run(Flash(deadlines=DEADLINES, drain_within_s=60.0, resumed=world.kept))
     assert outcome.end is Phase.DONE, outcome
     assert (world.card.cut_short, world.card.erased_pool_drives) == (0, 0)
     assert world.card.installed == 1
-    assert replace(outcome, notes=()).problem == ""
 
 
 def _first_violation(seeds: int) -> str:
