@@ -3,7 +3,6 @@ of a pool is lost, no card that installs is reset, and what is called done is do
 
 from __future__ import annotations
 
-import contextlib
 import random
 from collections import Counter
 
@@ -106,7 +105,7 @@ def test_whatever_goes_wrong() -> None:
         assert seen[end], (end, seen)
 
 
-@pytest.mark.parametrize("crash_at", range(0, 60, 3))
+@pytest.mark.parametrize("crash_at", range(0, 54, 3))
 def test_a_killed_flash_is_gone_on_with(crash_at: int) -> None:
     class Killed(World):
         def _perhaps_crash(self) -> None:
@@ -116,7 +115,7 @@ def test_a_killed_flash_is_gone_on_with(crash_at: int) -> None:
                 raise CrashedError
 
     world = Killed(FakeCard(Behaviour(line_s=0.3)), crash_rate=1.0)
-    with contextlib.suppress(CrashedError):
+    with pytest.raises(CrashedError):
         world.run(Flash(deadlines=DEADLINES, drain_within_s=60.0))
     world.card.now_s += 20.0
     outcome = world.run(Flash(deadlines=DEADLINES, drain_within_s=60.0, resumed=world.kept))
