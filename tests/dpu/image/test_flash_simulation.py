@@ -48,7 +48,8 @@ def _flashes(world: World, rng: random.Random) -> Outcome:
         try:
             return world.run(flash)
         except CrashedError:
-            world.card.now_s += rng.choice((0.0, 1.0, 20.0, 30.0, 4000.0))
+            line_s = world.card.behaviour.line_s
+            world.card.now_s += rng.choice((0.0, 10 * line_s, 27 * line_s, 30 * line_s, 4000.0))
             if rng.random() < 0.2:
                 world.kept = None  # it is run on another machine, or its journal is gone
     world.crash_rate, world.is_lost_after_push = 0.0, False
