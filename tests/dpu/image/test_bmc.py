@@ -51,11 +51,16 @@ def redfish(bmc: FakeBmc, ca: Authority) -> Redfish:
     return Redfish("127.0.0.1", ROOT, port=bmc.port, ca=ca.path)
 
 
-@pytest.fixture
-def rshim(tmp_path: Path, bmc: FakeBmc) -> Iterator[Mounted]:
-    with mounted(tmp_path / "rshim0", speed=30.0) as found:
-        bmc.boot = found.folder / "boot"
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mounted]:
+    with mounted(tmp_path_factory.mktemp("dev") / "rshim0", speed=30.0) as found:
         yield found
+
+
+@pytest.fixture
+def rshim(place: Mounted, bmc: FakeBmc) -> Mounted:
+    bmc.boot = place.folder / "boot"
+    return place.renew()
 
 
 @pytest.fixture
@@ -66,8 +71,8 @@ def stream(tmp_path: Path) -> Stream:
 
 
 @pytest.fixture
-def card(redfish: Redfish, tmp_path: Path) -> Iterator[RedfishRshim]:
-    made = RedfishRshim(redfish, LocalRshim(tmp_path / "rshim0"), sleep=lambda _: time.sleep(0.05))
+def card(redfish: Redfish) -> Iterator[RedfishRshim]:
+    made = RedfishRshim(redfish, LocalRshim(Path("/nowhere")), sleep=lambda _: time.sleep(0.05))
     yield made
     made.abandon_push()
 
@@ -168,9 +173,7 @@ def test_another_generations_inventory_is_read(card: RedfishRshim, bmc: FakeBmc)
         ({"error": {"message": "The password must be changed"}}, 403, "Change the password"),
     ],
 )
-def test_access_that_is_refused(
-    redfish: Redfish, bmc: FakeBmc, body: dict[str, Any], status: int, step: str
-) -> None:
+def test_access_that_is_refused(redfish: Redfish, bmc: FakeBmc, body: dict[str, Any], status: int, step: str) -> None:
     if status == 401:
         bmc.password = "other"
     bmc.answers["GET", "/redfish/v1/Managers"] = (status, body)

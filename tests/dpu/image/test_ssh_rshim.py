@@ -48,10 +48,15 @@ def shell(ssh: Path) -> Iterator[SshShell]:
     made.close()
 
 
-@pytest.fixture
-def rshim(tmp_path: Path) -> Iterator[Mounted]:
-    with mounted(tmp_path / "it's" / "rshim0") as found:  # a folder that has to be quoted
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mounted]:
+    with mounted(tmp_path_factory.mktemp("dev") / "it's" / "rshim0") as found:  # a folder that has to be quoted
         yield found
+
+
+@pytest.fixture
+def rshim(place: Mounted) -> Mounted:
+    return place.renew()
 
 
 @pytest.fixture
