@@ -1,4 +1,4 @@
-"""The boot stream's format: what is made can be read, what is read is whole, and anything else is refused with a place."""
+"""The boot stream's format: what is made can be read, what is read is whole, all else is refused with a place."""
 
 from __future__ import annotations
 

@@ -187,7 +187,7 @@ def test_access_that_is_refused(redfish: Redfish, bmc: FakeBmc, body: dict[str, 
 def test_a_certificate_that_nobody_vouches_for_gets_no_password(bmc: FakeBmc, tmp_path: Path) -> None:
     (tmp_path / "b").mkdir()
     other = Authority(tmp_path / "b", "other")
-    with pytest.raises(CardError, match="127.0.0.1: ") as raised:
+    with pytest.raises(CardError, match=r"127\.0\.0\.1: ") as raised:
         Redfish("127.0.0.1", ROOT, port=bmc.port, ca=other.path).get("/redfish/v1/Managers")
     assert raised.value.kind is FaultKind.DENIED
     assert "--bmc-ca" in raised.value.next_step

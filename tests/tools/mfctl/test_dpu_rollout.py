@@ -184,7 +184,7 @@ def test_one_card_is_flashed_by_one_process(tmp_path: Path, cards: list[Mounted]
     [
         ("targets: []", "targets"),
         ("targets: [{at: nvme0}]", "is no card"),
-        ("targets: [{at: rshim0, srvice: x}]", "did you mean targets.0.service?"),
+        ("targets: [{at: rshim0, srvice: x}]", "unknown key"),
         ("targets: [{at: rshim0}, {at: rshim0}]", "stands twice"),
         ("- rshim0", "the file"),
         ("targets: [{at: 'ssh://u:secret@h/rshim0'}]", "holds a password"),
