@@ -34,6 +34,7 @@ from meshfusion.dpu.api import types as api
 from meshfusion.dpu.api.client import GrpcChunkService
 from meshfusion.dpu.api.liveness import hold_liveness
 from meshfusion.dpu.pool_dir import PoolLayout
+from meshfusion.dpu.pool_tending import ADOPTED_CHUNKS
 from meshfusion.jbof.errors import MediaError
 from meshfusion.tools.bench.index_fill import (
     CHUNK_TOKENS,
@@ -51,7 +52,6 @@ from meshfusion.tools.bench.report import Progress, Report, bench_options, run_b
 
 DEADLINE_S: Final = 60.0
 START_S: Final = 3600.0
-_HURRIED: Final = "from meshfusion.dpu import pool_tending as tending; tending.ADOPTED_CHUNKS = 1 << 20; "
 _NEW_PROMPT: Final = 1 << 40  # prompts from here on are not in the pool
 
 
@@ -141,6 +141,15 @@ def wait_for_scan(service: Service) -> float:
     return time.perf_counter() - began_s
 
 
+def wait_for_adoption(service: Service) -> None:
+    """What the pool held before, its policy is told of some at a time, once a second: ten million take 45 minutes. To
+    be called right after the start. On a machine without time to spare it takes longer than is waited for here."""
+    client = GrpcChunkService(service.address)
+    chunk_count = client.status(deadline_s=DEADLINE_S).committed_chunk_count
+    client.close()
+    time.sleep(1.1 * chunk_count / ADOPTED_CHUNKS)
+
+
 def measure_restarts(report: Report, directory: Path, filled: Filled, rounds: int, progress: Progress) -> None:
     for end in (signal.SIGTERM, signal.SIGKILL):
         for is_cold in (False, True):
@@ -213,15 +222,13 @@ def served(
     end: signal.Signals = signal.SIGTERM,
     address: str | None = None,
     config_lines: Sequence[str] = (),
-    is_hurried: bool = False,
 ) -> Iterator[Service]:
     """From its ready line on. ``end``: how it ends. ``address``: where it listens instead of at a socket in
-    ``directory``. ``config_lines``: more of its configuration. ``is_hurried``: what it has to learn of the chunks that
-    were there before it learns at once, instead of some thousands a second."""
+    ``directory``. ``config_lines``: more of its configuration."""
     config = directory / "service.yaml"
     address = address or f"unix://{directory}/socket"
     config.write_text("\n".join([f"listen: {address}", f"pool: {{path: {filled.path}}}", *config_lines]) + "\n")
-    code = f"{_HURRIED if is_hurried else ''}from meshfusion.tools.mfctl.main import service_main; service_main()"
+    code = "from meshfusion.tools.mfctl.main import service_main; service_main()"
     command = [sys.executable, "-c", code, "--config", str(config), "--format", "json"]
     with (directory / "log").open("a") as log:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)

@@ -23,9 +23,9 @@ import click
 
 from meshfusion.jbof.errors import MediaError
 from meshfusion.tools.bench.index_fill import PROMPT_CHUNKS, Filled, fill_pool
-from meshfusion.tools.bench.index_scale import served, wait_for_scan
+from meshfusion.tools.bench.index_scale import served, wait_for_adoption, wait_for_scan
 from meshfusion.tools.bench.lookup_parties import FILL_S, START_S, Client, free_port, mooncake_master, our_client
-from meshfusion.tools.bench.processes import cpu_s, memory_of, wait_until_idle
+from meshfusion.tools.bench.processes import cpu_s, memory_of
 from meshfusion.tools.bench.report import Progress, Report, bench_options, run_bench
 
 _FILL_STEP: Final = 1_000_000
@@ -88,10 +88,10 @@ def main(
 def _ours(stack: ExitStack, filled: Filled, clients: int, directory: Path, progress: Progress) -> list[Party]:
     """Settled: what a service does once after its start would count against each lookup."""
     address = f"127.0.0.1:{free_port()}"
-    service = stack.enter_context(served(directory, filled, address=address, is_hurried=True))
+    service = stack.enter_context(served(directory, filled, address=address))
     progress("waiting until the service has settled")
     wait_for_scan(service)
-    wait_until_idle(service.process.pid)
+    wait_for_adoption(service)
     log, prompts = directory / "clients.log", filled.prompt_count
     found = [our_client(service.address, prompts, seed, log) for seed in range(clients)]
     for client in found:

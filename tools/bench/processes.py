@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,15 +44,6 @@ def cpu_s(pid: int) -> float:
     process is gone."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def wait_until_idle(pid: int, *, share: float = 0.08, period_s: float = 5.0) -> None:
-    """Until it takes less than ``share`` of a processor for a while: what it does once, after its start, is done."""
-    while True:
-        before_s, began_s = cpu_s(pid), time.monotonic()
-        time.sleep(period_s)
-        if cpu_s(pid) - before_s < share * (time.monotonic() - began_s):
-            return
 
 
 def wakeups(pid: int) -> int:

@@ -3,7 +3,7 @@
 With an empty pool on one drive and on four, and with ``--pool``, which :mod:`meshfusion.tools.bench.index_scale` has
 filled; each with engines that are attached and only say that they live. Telemetry is on, and nobody reads it. A service
 is measured when it has settled: the index is looked through, and what was in the pool before is known to its policy,
-which is hurried here (else it takes 4096 chunks a second).
+which is told of 4096 chunks a second.
 
 Memory is told as *anonymous*, which nothing but the process stands behind, and as *file*: libraries, and as much of the
 index as is mapped and in memory, which the kernel takes back when it wants it.
@@ -23,9 +23,9 @@ import click
 
 from meshfusion.dpu.pool_create import create_pool_of_drives
 from meshfusion.tools.bench.index_fill import Filled
-from meshfusion.tools.bench.index_scale import served, wait_for_scan
+from meshfusion.tools.bench.index_scale import served, wait_for_adoption, wait_for_scan
 from meshfusion.tools.bench.lookup_parties import Client, free_port
-from meshfusion.tools.bench.processes import cpu_s, memory_of, wait_until_idle, wakeups
+from meshfusion.tools.bench.processes import cpu_s, memory_of, wakeups
 from meshfusion.tools.bench.report import Progress, Report, bench_options, run_bench
 
 _POOL_BYTES: Final = 1 << 30
@@ -81,11 +81,11 @@ def measure_pool(
 ) -> None:
     telemetry = f"telemetry: {{listen: '127.0.0.1:{free_port()}'}}"
     log = directory / "engines.log"
-    with served(directory, Filled(pool, 0), config_lines=[telemetry], is_hurried=True) as service:
+    with served(directory, Filled(pool, 0), config_lines=[telemetry]) as service:
         progress(f"{name}: waiting until the service has settled")
         wait_for_scan(service)
         pid = service.process.pid
-        wait_until_idle(pid)
+        wait_for_adoption(service)
         add_memory(report, name, pid)
         for count in engines:
             shares: list[float] = []
