@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -227,8 +228,7 @@ def settled(rig: Rig, holders: int) -> dict[str, Any]:
 def overlaps(chunks: Sequence[api.ChunkRecord]) -> int:
     """Pairs of extents that share a block."""
     extents = sorted((s.extent.namespace, s.extent.lba, s.extent.lba_count) for chunk in chunks for s in chunk.shards)
-    pairs = zip(extents, extents[1:], strict=False)
-    return sum(one[0] == other[0] and one[1] + one[2] > other[1] for one, other in pairs)
+    return sum(one[0] == other[0] and one[1] + one[2] > other[1] for one, other in pairwise(extents))
 
 
 def mfctl(*arguments: str) -> tuple[int, Any]:

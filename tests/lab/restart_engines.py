@@ -86,7 +86,8 @@ class EngineProcess:
 
     def check(self) -> None:
         """Raises what ended it."""
-        assert self._process.is_alive() and not self._pipe.poll(), self._said()
+        if self._pipe.poll() or not self._process.is_alive():
+            raise AssertionError(self._said())
 
     def idle(self) -> dict[str, Any]:
         """Everything it began has ended, and it stays attached; what it has seen."""
