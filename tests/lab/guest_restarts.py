@@ -75,12 +75,12 @@ class Rig:
             more="" if is_local else self.target.configuration(self.addresses),
         )
         self.daemon.start()
-        self.engines: list[EngineProcess] = []
 
     def start_engines(self) -> None:
-        self.engines = [EngineProcess(self.setup(number)) for number in range(ENGINES)]
+        self.engines = [EngineProcess(self._setup(number)) for number in range(ENGINES)]
+        self.reader = EngineProcess(self._setup(ENGINES), is_reader=True)
 
-    def setup(self, number: int) -> EngineSetup:
+    def _setup(self, number: int) -> EngineSetup:
         return EngineSetup(number, ENGINES, self.daemon.address, self.seed, self.folder, self.fresh_s, self.path)
 
     def status(self) -> api.PoolStatus | None:
@@ -118,7 +118,8 @@ class Rig:
         return set() if status is None else {h.holder_id for h in status.holders if h.state == "live"}
 
     def chunks(self) -> list[api.ChunkRecord]:
-        client, after, found = GrpcChunkService(self.daemon.address), b"", []
+        client, after = GrpcChunkService(self.daemon.address), b""
+        found: list[api.ChunkRecord] = []
         while True:
             reply = client.list_chunks(api.ListRequest(after, 500), deadline_s=DEADLINE_S)
             found += reply.chunks
@@ -239,11 +240,9 @@ def mfctl(*arguments: str) -> tuple[int, Any]:
 
 def reread(rig: Rig, prompts: Sequence[int]) -> dict[str, Any]:
     """By an engine that has seen nothing of it: what is stored of each prompt, every byte compared."""
-    setup = rig.setup(ENGINES)
-    reader = EngineProcess(setup, tuple(prompts))
-    seen = reader.idle()
-    reader.leave()
-    ended = reader.ended()
+    seen = rig.reader.read(prompts)
+    rig.reader.leave()
+    ended = rig.reader.ended()
     return {
         "requests": len(ended),
         "loaded_tokens": sum(e.loaded_tokens for e in ended),

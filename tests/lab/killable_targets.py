@@ -9,7 +9,7 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from meshfusion.dpu.export.spdk.client import SpdkClient
 from meshfusion.jbof.errors import MeshFusionError
@@ -19,6 +19,7 @@ from tests.lab.conftest import NVMF_TGT_VARIABLE
 
 START_S = 60.0
 RPC_S = 5.0
+T = TypeVar("T")
 MEMORY_MIB = 512
 
 Reach: TypeAlias = "tuple[tuple[tuple[int, str], ...], tuple[str, ...]]"
@@ -127,7 +128,7 @@ class SpdkTarget:
     def log(self) -> str:
         return self._log.read_text()[-3000:]
 
-    def _ask(self, question: Callable[[SpdkClient], Any], unknown: Any) -> Any:
+    def _ask(self, question: Callable[[SpdkClient], T], unknown: T) -> T:
         rpc = SpdkClient(self._socket)
         try:
             rpc.connect(RPC_S)

@@ -18,7 +18,7 @@ from meshfusion.host.path.cpus import engine_cpus
 from meshfusion.host.path.load_job import UnitRead
 from meshfusion.host.path.opening import PathOpener
 from meshfusion.host.path.path_kind import PathKind
-from meshfusion.host.path.shards import ShardWrite
+from meshfusion.host.path.shards import ShardWrite, WriteFate
 from meshfusion.jbof.digest import load_kernels
 from meshfusion.jbof.errors import MeshFusionError, ServiceUnavailableError
 from meshfusion.jbof.format import ChunkHeader
@@ -87,13 +87,16 @@ class OtherWriter:
         request = api.ReserveRequest(holder_id, epoch, (item,))
         (result,) = self._service.reserve(request, deadline_s=DEADLINE_S).results
         if result.outcome is not api.ReserveOutcome.GRANTED:
-            return result.outcome.value
+            return str(result.outcome.value)
         (extent,) = result.extents
         for unit in range(UNITS):
             self._kv.memory[self._kv.byte_places[unit]] = np.frombuffer(unit_content(chunk, unit), np.uint8)
         written = save(self._path, ShardWrite((0, chunk), extent, self._header(chunk, extent), tuple(range(UNITS))))
         if written.unit_digests is None:
-            self._service.abort(api.AbortRequest(holder_id, epoch, (), (result.grant_id,)), deadline_s=DEADLINE_S)
+            grant_ids = (result.grant_id,)
+            doubtful = grant_ids if written.fate is WriteFate.UNKNOWN else ()
+            given_back = () if doubtful else grant_ids
+            self._service.abort(api.AbortRequest(holder_id, epoch, given_back, doubtful), deadline_s=DEADLINE_S)
             return written.reason
         commit = api.CommitItem(result.grant_id, (written.unit_digests,))
         reply = self._service.commit(api.CommitRequest(holder_id, epoch, (commit,)), deadline_s=DEADLINE_S)
@@ -101,7 +104,8 @@ class OtherWriter:
 
     def chunks(self) -> list[api.ChunkRecord]:
         """All that the pool offers."""
-        found, after = [], b""
+        found: list[api.ChunkRecord] = []
+        after = b""
         while True:
             reply = self._service.list_chunks(api.ListRequest(after, 500), deadline_s=DEADLINE_S)
             found += reply.chunks

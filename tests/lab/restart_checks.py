@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-# With a silence of 6 s. An engine that lost its place attaches anew within 5 s of the service's return and opens a path;
-# one whose target went away tries to connect every 10 s at most; all on one processor that is shared by everybody.
+# With a silence of 6 s. An engine that lost its place attaches anew within 5 s of the service's return and opens a
+# path; one whose target went away tries to connect every 10 s at most; all on one processor that everybody shares.
 BACK_S = 30.0
 SETTLED_S = 40.0  # silent incarnations of before are cut off one after the other
 REFUSED = ("StaleHolderError", "ServiceError")

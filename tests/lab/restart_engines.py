@@ -13,7 +13,7 @@ import random
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -68,14 +68,17 @@ class Ended(NamedTuple):
 
 
 class EngineProcess:
-    """It works from the start on, until it is told to be idle, and stays attached until it is told to leave."""
+    """It works from the start on, until it is told to be idle, and stays attached until it is told to leave.
 
-    def __init__(self, setup: EngineSetup, prompts: tuple[int, ...] = ()) -> None:
-        """``prompts``: only these, once each; none: any, all the time."""
+    To be made before this process calls the service: gRPC does not survive a fork.
+    """
+
+    def __init__(self, setup: EngineSetup, *, is_reader: bool = False) -> None:
+        """``is_reader``: it does nothing before :meth:`read`."""
         context = multiprocessing.get_context("fork")  # what it imports takes a guest half a minute
         self.setup = setup
         self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_run, args=(setup, prompts, theirs), daemon=True)
+        self._process = context.Process(target=_run, args=(setup, is_reader, theirs), daemon=True)
         self._process.start()
         theirs.close()
 
@@ -89,6 +92,11 @@ class EngineProcess:
         if self._pipe.poll() or not self._process.is_alive():
             raise AssertionError(self._said())
 
+    def read(self, prompts: Sequence[int]) -> dict[str, Any]:
+        """These, once each; what it has seen."""
+        self._pipe.send(prompts)
+        return self.idle()
+
     def idle(self) -> dict[str, Any]:
         """Everything it began has ended, and it stays attached; what it has seen."""
         return self._ask("idle")
@@ -97,10 +105,10 @@ class EngineProcess:
         self._ask("leave")
         self._process.join(ANSWER_S)
 
-    def _ask(self, question: str) -> Any:
+    def _ask(self, question: str) -> dict[str, Any]:
         self._pipe.send(question)
         assert self._pipe.poll(ANSWER_S), f"engine {self.setup.number} does not answer"
-        answer = self._pipe.recv()
+        answer: dict[str, Any] = self._pipe.recv()
         assert "crash" not in answer, answer["crash"]
         return answer
 
@@ -116,9 +124,10 @@ def prompt_tokens(seed: int, prompt: int) -> list[int]:
 # ---- in the process ----------------------------------------------------------------------------------------------
 
 
-def _run(setup: EngineSetup, prompts: tuple[int, ...], pipe: Connection) -> None:
+def _run(setup: EngineSetup, is_reader: bool, pipe: Connection) -> None:
     torch.set_num_threads(1)
     try:
+        prompts = pipe.recv() if is_reader else ()
         worker = _Worker(setup, prompts)
         while not pipe.poll():
             worker.work()
@@ -136,7 +145,8 @@ def _run(setup: EngineSetup, prompts: tuple[int, ...], pipe: Connection) -> None
 
 
 class _Worker:
-    def __init__(self, setup: EngineSetup, prompts: tuple[int, ...]) -> None:
+    def __init__(self, setup: EngineSetup, prompts: Sequence[int]) -> None:
+        """``prompts``: only these, once each; none: any, all the time."""
         self._setup = setup
         self._rng = random.Random(f"{setup.seed} engine {setup.number}")
         self._next_prompt = iter(prompts) if prompts else self._any_prompts()

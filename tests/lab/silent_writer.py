@@ -13,6 +13,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from meshfusion.jbof.nvme.pending import PendingTransfer
 
 IDENTITY = b"W" * 32
 SIZE = api.ShardSize(0, 64 << 10, 4)
-GRANTS, DONE, UNDER_WAY = 6, 2, 2  # two are written, two are being written, two it has not begun
+GRANTS, DONE, UNDER_WAY = 10, 2, 6  # two are written, six are being written, two it has not begun
 MARK = ord("W")  # every byte that it writes
 HEARTBEAT_S = 0.5
 DEADLINE_S, WRITE_S, CONNECT_S = 10.0, 60.0, 5.0
@@ -91,25 +92,22 @@ class SilentWriter:
 
     def connect_again(self, subsystem_nqns: list[str]) -> dict[str, Any]:
         """As whom it was, with its key: to its own subsystem, and to these."""
-        return {
-            nqn: _outcome(lambda nqn=nqn: self._connected(nqn)) for nqn in (self._export.subsystem_nqn, *subsystem_nqns)
-        }
+        nqns = (self._export.subsystem_nqn, *subsystem_nqns)
+        return {nqn: _outcome(partial(self._connected, nqn)) for nqn in nqns}
 
     def ask(self) -> dict[str, Any]:
         """Everything that a holder may ask for."""
         holder_id, epoch, service = self._attachment.holder_id, self._attachment.epoch, self._service
         items = tuple(api.CommitItem(g.grant_id, ((b"d" * 8,) * SIZE.unit_count,)) for g in self._grants)
+        commit = api.CommitRequest(holder_id, epoch, items)
+        heartbeat = api.HeartbeatRequest(holder_id, epoch, ())
         match = api.MatchRequest(holder_id, "r", 64, (api.GroupKeys(0, (b"k" * 32,), (0,)),))
         return {
-            "commit": _outcome(
-                lambda: service.commit(api.CommitRequest(holder_id, epoch, items), deadline_s=DEADLINE_S)
-            ),
-            "heartbeat": _outcome(
-                lambda: service.heartbeat(api.HeartbeatRequest(holder_id, epoch, ()), deadline_s=DEADLINE_S)
-            ),
-            "reserve": _outcome(lambda: self._reserve("after")),
-            "match": _outcome(lambda: service.match(match, deadline_s=DEADLINE_S)),
-            "attach": _outcome(lambda: service.attach(self._request, deadline_s=DEADLINE_S)),
+            "commit": _outcome(partial(service.commit, commit, deadline_s=DEADLINE_S)),
+            "heartbeat": _outcome(partial(service.heartbeat, heartbeat, deadline_s=DEADLINE_S)),
+            "reserve": _outcome(partial(self._reserve, "after")),
+            "match": _outcome(partial(service.match, match, deadline_s=DEADLINE_S)),
+            "attach": _outcome(partial(service.attach, self._request, deadline_s=DEADLINE_S)),
         }
 
     def _connected(self, subsystem_nqn: str) -> Initiator:
