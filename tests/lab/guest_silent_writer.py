@@ -103,12 +103,13 @@ class Silent:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """``is_cut``: its network is cut, in place of its process being stopped. ``early``: the service is killed and
-    started again before it is fenced; ``service``, ``target``: that is, between its fence and its waking up."""
+    """``is_cut``: its network is cut, in place of its process being stopped. ``killed_after_s``: the service is killed
+    and started again when it has been silent for so long; ``service``, ``target``: that is, between its fence and its
+    waking up."""
 
     name: str
     is_cut: bool = False
-    early: bool = False
+    killed_after_s: float | None = None
     service: bool = False
     target: bool = False
 
@@ -116,7 +117,8 @@ class Scenario:
 SCENARIOS = (
     Scenario("stopped"),
     Scenario("cut", is_cut=True),
-    Scenario("stopped, service restarted before its fence", early=True),
+    Scenario("stopped, service restarted before its fence", killed_after_s=0.0),
+    Scenario("stopped, service restarted during its fence", killed_after_s=SILENCE_S + 1.0),
     Scenario("stopped, service restarted", service=True),
     Scenario("stopped, target restarted", target=True),
     Scenario("cut, both restarted", is_cut=True, service=True, target=True),
@@ -239,7 +241,8 @@ def silenced(rig: Rig, scenario: Scenario) -> dict[str, Any]:
     else:
         silent.stop()
     grants = rig.daemon.status().grant_count
-    if scenario.early:
+    if scenario.killed_after_s is not None:
+        time.sleep(scenario.killed_after_s)
         rig.restart(service=True, target=False)
     until(lambda: not rig.is_listed(holder), "it is fenced")
     fenced_s = time.monotonic() - began_s

@@ -12,7 +12,7 @@ from tests.lab.restart_checks import check_silent_writers, check_unfenced
 
 SCRIPT = "guest_silent_writer.py"
 MEMORY_MIB = 2048
-SCENARIOS = 6
+SCENARIOS = 7
 
 
 def test_a_silent_writer_that_wakes_up_can_damage_nothing(run_script: RunScript) -> None:
