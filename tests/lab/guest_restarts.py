@@ -31,7 +31,7 @@ from tests.e2e.daemon import Daemon
 from tests.lab.killable_targets import Reach, killable
 from tests.lab.restart_engines import Ended, EngineProcess, EngineSetup
 
-ENGINES = 3
+ENGINES = 2
 SIZE_MIB, SEGMENT_MIB = 256, 4
 SILENCE_S = 6.0  # such a guest may be slow
 ROUNDS, ROUNDS_LONG = 1, 5  # of each kind
@@ -253,7 +253,9 @@ def reread(rig: Rig, prompts: Sequence[int]) -> dict[str, Any]:
 
 def run(rig: Rig, rounds: int) -> dict[str, Any]:
     rng = random.Random(rig.seed)
+    print(f"rig {time.monotonic():.1f}", file=sys.stderr, flush=True)
     rig.start_engines()
+    print(f"forked {time.monotonic():.1f}", file=sys.stderr, flush=True)
     began_s = time.monotonic()
     until(lambda: rig.have_all_hit_since(began_s), "every engine has hits")
     kinds = [kind for kind in KINDS for _ in range(rounds)]
@@ -309,6 +311,7 @@ def main(case: str, seed: int) -> dict[str, Any]:
     target, _, length = case.partition("-")
     is_long = length == "long"
     print(f"seed {seed}", file=sys.stderr, flush=True)
+    print(f"began {time.monotonic():.1f}", file=sys.stderr, flush=True)
     rig = Rig(target, seed, fresh_s=FRESH_LONG_S if is_long else FRESH_S, is_local=length == "local")
     try:
         report = run(rig, ROUNDS_LONG if is_long else ROUNDS)

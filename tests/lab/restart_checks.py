@@ -21,7 +21,7 @@ def check_restarts(report: dict[str, Any], rounds: int) -> None:
     )
     assert report["with_hits"] >= 10 * len(kinds), "it was not under load"
     assert report["counters"]["digest_mismatches"] == 0, "something wrong was offered"
-    for name, holders in (("idle", 3), ("alone", 0)):
+    for name, holders in (("idle", 2), ("alone", 0)):
         settled = report[name]
         assert settled["adds_up"], settled
         assert settled["took_s"] <= SETTLED_S, settled
@@ -58,8 +58,8 @@ def check_silent_writer(seen: dict[str, Any], silence_s: float) -> None:
     assert seen["reused"]["new_generations"], seen
     assert seen["silent_s"] > seen["fenced_s"]
     went_on = seen["went_on"]
-    assert (len(went_on["at_once"]), len(went_on["again"])) == (10, 10)
-    assert not any(outcome.startswith("done") for outcome in went_on["at_once"] + went_on["again"]), went_on
+    assert sum(went_on["at_once"].values()) == sum(went_on["again"].values()) == 10
+    assert "done" not in {*went_on["at_once"], *went_on["again"]}, went_on
     assert not any(outcome.startswith("done") for outcome in seen["connected_again"]), seen
     assert all(outcome.startswith(REFUSED) for outcome in seen["asked"].values()), seen
     assert seen["target_shows"] == [False] * 4, "the target still knows it"
@@ -72,7 +72,7 @@ def check_silent_writer(seen: dict[str, Any], silence_s: float) -> None:
 def check_unfenced(report: dict[str, Any]) -> None:
     """Without a fence the same writer does damage, and what is looked at above shows it."""
     (seen,) = report["scenarios"]
-    assert any(outcome.startswith("done") for outcome in seen["went_on"]["at_once"])
+    assert seen["went_on"]["at_once"].get("done", 0) > 0
     judged = seen["judged"]
     assert judged["on_medium"].get("the silent writer's", 0) > 0
     assert judged["loaded"].get("mismatch", 0) > 0, "its bytes were never proven to be a chunk's"

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -66,7 +67,7 @@ class SilentWriter:
         return {
             "holder": self._attachment.holder_id,
             "host_nqn": self._export.host_nqn,
-            "extents": [[e.lba, e.lba_count, e.generation] for grant in self._grants for e in grant.extents],
+            "extents": [[e.lba, e.lba_count, e.segment, e.generation] for grant in self._grants for e in grant.extents],
         }
 
     def begin_more(self) -> dict[str, Any]:
@@ -88,7 +89,7 @@ class SilentWriter:
         under_way = [_outcome(pending.wait) for pending in self._pending]
         time.sleep(2.0)  # it connects again by itself, if it can
         again = [_outcome(self._begin_write(grant.extents[0]).wait) for grant in self._grants]
-        return {"at_once": at_once, "under_way": under_way, "again": again, "state": self._initiator.state.name}
+        return {"at_once": _kinds(at_once), "under_way": _kinds(under_way), "again": _kinds(again)}
 
     def connect_again(self, subsystem_nqns: list[str]) -> dict[str, Any]:
         """As whom it was, with its key: to its own subsystem, and to these."""
@@ -151,6 +152,10 @@ def _outcome(action: Callable[[], object]) -> str:
     except MeshFusionError as error:
         return f"{type(error).__name__}: {error.message}"
     return f"done: {answer}" if answer is not None else "done"
+
+
+def _kinds(outcomes: list[str]) -> dict[str, int]:
+    return dict(Counter(outcome.split(":")[0] for outcome in outcomes))
 
 
 def main() -> None:
