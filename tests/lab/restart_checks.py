@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 # With a silence of 6 s. Measured in a guest that got a tenth of a processor, two engines in it: 55 and 66 s until hits,
-# 6 and 10 s until all was exported, after the kernel's target had lost everything. What it takes where nothing else runs
+# 6 and 10 s until all was exported, after the kernel's target had lost everything. Where nothing else runs it
 # was not measured yet.
 BACK_S = 90.0
 SETTLED_S = 40.0  # silent incarnations of before are cut off one after the other
