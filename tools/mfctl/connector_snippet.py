@@ -108,7 +108,7 @@ def _value(value: str | Path) -> str:
 
 
 def _listened(config: ServiceConfig) -> str:
-    """Where engines connect to. Of several addresses one of the network, at which those of this machine reach it too."""
+    """Where engines connect to; of several addresses one of the network, which those of this machine reach, too."""
     addresses = dict(zip(map(parse_address, config.listen), config.listen, strict=True))
     usable = {
         address: text

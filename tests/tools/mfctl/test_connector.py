@@ -157,7 +157,8 @@ def test_of_several_addresses_the_one_that_all_engines_reach(config_file: Path) 
     extra = extra_of(written(run("--config", name, "--format", "json", before=SHOWN)))
     assert (extra["service"], extra["service_tls"]["ca"]) == ("10.0.0.1:7700", "/etc/ca.pem")
     extra = extra_of(written(run("--config", name, "--service", SOCKET, "--format", "json")))  # nobody is asked there
-    assert extra["service"] == SOCKET and "service_tls" not in extra
+    assert extra["service"] == SOCKET
+    assert "service_tls" not in extra
 
 
 def test_the_address_on_the_line_goes_before_the_one_in_the_file(config_file: Path) -> None:
