@@ -227,9 +227,10 @@ class Flash:
                     return None
                 yield from self._check_silence(event.misc)
         self._phase = Phase.PUSHING  # whoever finds that in the journal cannot know whether the card was reset
+        self._is_pushing = True
         event = yield from self._do(BeginPush())
         if isinstance(event, Faulted):
-            self._phase = Phase.PREPARING
+            self._phase, self._is_pushing = Phase.PREPARING, False
             return event
         return None
 
@@ -255,7 +256,7 @@ class Flash:
 
     def _move(self) -> Trying:
         self._enter(Phase.PUSHING)
-        self._is_pushing = self._was_reset = True
+        self._was_reset = True
         self._done_bytes, self._log, self._ring = 0, InstallLog(), ()
         log_due_s = self._now_s + LOG_WHILE_PUSHING_S
         while not self._is_late():

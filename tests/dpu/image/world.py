@@ -75,6 +75,7 @@ class World:
         effect = flash.begin(self.card.now_s)
         for number in range(MOST_EFFECTS):
             if isinstance(effect, End):
+                self.kept = flash.snapshot
                 return effect.outcome
             self.effects.append(effect)
             self.kept = flash.snapshot
