@@ -72,6 +72,10 @@ class Standing:
     detail: str
     unseen: tuple[str, ...] = ()
 
+    @property
+    def is_ready(self) -> bool:
+        return self.readiness is Readiness.READY
+
 
 def standing_of(log: InstallLog, seen: Observation) -> Standing:
     """The first thing that is missing, in the order in which a card comes up. ``log``: of this boot or the flash."""

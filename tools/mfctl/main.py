@@ -19,6 +19,7 @@ from meshfusion.tools.mfctl.audit_commands import audit
 from meshfusion.tools.mfctl.chunk_commands import chunk
 from meshfusion.tools.mfctl.config_commands import config
 from meshfusion.tools.mfctl.doctor_command import doctor
+from meshfusion.tools.mfctl.dpu_commands import dpu
 from meshfusion.tools.mfctl.events_command import events
 from meshfusion.tools.mfctl.jbof_commands import jbof
 from meshfusion.tools.mfctl.kinds_command import kinds
@@ -107,7 +108,7 @@ def mfctl(context: click.Context, /, **access: Any) -> None:
 
 
 COMMANDS = (pool, service, chunk, jbof, path, events, trace, top, config, kinds, doctor, support, verify, sim, lab)
-for command in (*COMMANDS, token, audit):
+for command in (*COMMANDS, dpu, token, audit):
     mfctl.add_command(command)
 
 meshfusion = RootCommand(

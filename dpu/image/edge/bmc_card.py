@@ -22,6 +22,7 @@ from meshfusion.dpu.image.stream import Stream
 _ROOT: Final = "/redfish/v1"
 _ENABLE_AGAIN_S: Final = 10.0
 _POLL_S: Final = 2.0
+_MAY_BE_SILENT_S: Final = 120.0
 _MODES: Final = {"DpuMode": "DPU mode", "NicMode": "NIC mode"}
 _CHIP: Final = re.compile(r"BlueField[- ]?(\d)", re.IGNORECASE)
 _RUNNING: Final = frozenset({"New", "Starting", "Running", "Pending", "Service"})
@@ -45,6 +46,7 @@ class RedfishRshim:
         self._enabled_s: float | None = None
         self._server: ImageServer | None = None
         self._task = ""
+        self._heard_s = 0.0
         self._total_bytes = 0
 
     def take(self) -> None:
@@ -79,12 +81,18 @@ class RedfishRshim:
         except CardError:
             self.abandon_push()
             raise
-        self._total_bytes = stream.total_bytes
+        self._total_bytes, self._heard_s = stream.total_bytes, self._now_s()
 
     def continue_push(self) -> PushMoved | PushEnded:
         assert self._server is not None
         self._sleep(_POLL_S)
-        task = _accepted(self._redfish, self._redfish.get(self._task), f"task {self._task}").body
+        try:
+            task = _accepted(self._redfish, self._redfish.get(self._task), f"task {self._task}").body
+        except CardError as error:
+            if error.kind is not FaultKind.UNREACHABLE or self._now_s() - self._heard_s > _MAY_BE_SILENT_S:
+                raise
+            return PushMoved(self._server.taken_bytes, self._total_bytes)  # it is busy with the transfer, or restarts
+        self._heard_s = self._now_s()
         state, status = str(task.get("TaskState", "")), str(task.get("TaskStatus", "OK"))
         if state in _RUNNING:
             percent = task.get("PercentComplete")

@@ -1,4 +1,4 @@
-"""Offers a stream to one BMC over HTTP while it is pushed: at a path that cannot be guessed, and counting what was taken.
+"""Offers a stream to one BMC over HTTP while it is pushed: at a path that cannot be guessed, counting what is taken.
 
 The end of the BFB goes out in one piece with ``bf.cfg``, after all else has been taken
 (:mod:`meshfusion.dpu.image.stream`).
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 import threading
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Final
 
@@ -25,7 +26,7 @@ class ImageServer:
         self.taken_bytes = 0
         self._name = f"{secrets.token_urlsafe(16)}.bfb"
         self._server = _Server((address, port), _Handler)
-        self._server.stream, self._server.name, self._server.taken = stream, self._name, self._count
+        self._server.stream, self._server.name, self._server.count = stream, self._name, self._count
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True, name="image-server")
         self._thread.start()
 
@@ -49,9 +50,7 @@ class _Server(ThreadingHTTPServer):
     block_on_close = False
     stream: Stream
     name: str
-
-    def taken(self, total_bytes: int) -> None:  # replaced by the one who counts
-        raise NotImplementedError
+    count: Callable[[int], None]
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -69,9 +68,9 @@ class _Handler(BaseHTTPRequestHandler):
             for piece in self.server.stream.body():
                 self.wfile.write(piece)
                 done_bytes += len(piece)
-                self.server.taken(done_bytes)
+                self.server.count(done_bytes)
             self.wfile.write(self.server.stream.last_piece())
-            self.server.taken(self.server.stream.total_bytes)
+            self.server.count(self.server.stream.total_bytes)
         except (OSError, EOFError):
             self.close_connection = True  # the BMC went away, or the file did: its task tells
 

@@ -1,4 +1,4 @@
-"""A small client of a BMC's Redfish: JSON over HTTPS, with the certificate checked. What it says is judged elsewhere."""
+"""A small client of a BMC's Redfish: JSON over HTTPS, with the certificate checked. What it says others judge."""
 
 from __future__ import annotations
 
