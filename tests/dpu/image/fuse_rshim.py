@@ -31,6 +31,7 @@ class RshimFiles(mfusepy.Operations):  # type: ignore[misc]
         self._began_s = time.monotonic()
         self._lock = threading.RLock()
         self._read_once: set[int] = set()
+        self._states: dict[int, bytes] = {}
         self._handles = 0
 
     def _now(self) -> FakeCard:
@@ -55,12 +56,14 @@ class RshimFiles(mfusepy.Operations):  # type: ignore[misc]
                 self._failing(lambda: self._now().open_boot())
             self._handles += 1
             fi.fh = self._handles
+            if path == "/control":
+                self._states[fi.fh] = json.dumps(self._state()).encode()
             return 0
 
     def read(self, path: str, size: int, offset: int, fi: Any) -> bytes:
         with self._lock:
             if path == "/control":
-                return json.dumps(self._state()).encode()[offset : offset + size]
+                return self._states[fi.fh][offset : offset + size]
             if path != "/misc":
                 raise mfusepy.FuseOSError(errno.ENOSYS)
             if fi.fh in self._read_once:
