@@ -18,6 +18,7 @@ MAX_BF_CFG_BYTES: Final = 256 * 1024
 
 _ASSIGNMENT: Final = re.compile(r"^[ \t]*(?:export[ \t]+)?([A-Za-z_][A-Za-z0-9_]*)=(.*)$", re.MULTILINE)
 _CRYPT_HASH: Final = re.compile(r"\$[0-9a-z]{1,4}\$\S+")
+_WORD_END: Final = re.compile(r"[\s;&|]")
 _XZ_SIGNATURE: Final = b"7zXZ"
 _NVME_NAME: Final = re.compile(r"/dev/nvme\d+n\d+")
 
@@ -84,6 +85,8 @@ def _problem(name: str, problem: str, fix: str, value: object = None) -> ConfigP
 
 def _unquoted(value: str) -> str:
     value = value.strip()
-    if len(value) >= 2 and value[0] == value[-1] and value[0] in "'\"":
-        return value[1:-1]
-    return value.split(" #")[0].rstrip()
+    if value[:1] in ("'", '"'):
+        return value[1:].partition(value[0])[0]
+    if value.startswith(("$(", "`")):
+        return value
+    return _WORD_END.split(value, maxsplit=1)[0]

@@ -92,16 +92,19 @@ class Flash:
         self._wanted_firmware_version = wanted_firmware_version
         self._may_reset_installing = may_reset_installing
         self._former = resumed.phase if resumed is not None else None
+        self._notes: tuple[str, ...] = ()
         self._phase, self._log = Phase.DRAINING, InstallLog()
         if resumed is not None and resumed.phase.goes_on_by_itself:
             self._phase, self._log = resumed.phase, _whole(resumed.log)
+            if self._log.wants_power_cycle:
+                self._log = replace(self._log, wants_power_cycle=False)
+                self._note("its installer had asked for a power cycle of the host; whether that was done is not known")
         self._now_s = self._entered_s = 0.0
         self._is_drained = self._is_pushing = self._was_reset = self._is_interrupted = False
         self._ring: tuple[str, ...] = ()
         self._done_bytes = self._total_bytes = 0
         self._fatal_since_s: float | None = None
         self._standing: Standing | None = None
-        self._notes: tuple[str, ...] = ()
         self._steps = self._run()
 
     def begin(self, now_s: float) -> Effect:
@@ -321,13 +324,14 @@ class Flash:
                 return True
             if standing.readiness is Readiness.VERSION_MISMATCH:
                 problem = f"it is flashed, but {standing.detail}"
-                raise _EndedError(Phase.FAILED, problem, standing.readiness.next_step)
+                raise _EndedError(Phase.FAILED, problem, standing.readiness.next_step, may_go_on=True)
         if self._is_late():
             if standing is None:
                 raise _EndedError(Phase.FAILED, self._late(), words.INSTALLATION_STEP, may_go_on=True)
             detail = f" ({standing.detail})" if standing.detail else ""
             problem = f"{self._late()}: {standing.readiness.value}{detail}"
-            raise _EndedError(Phase.FAILED, problem, standing.readiness.next_step, may_go_on=True)
+            may_go_on = standing.readiness is not Readiness.UEFI_ONLY
+            raise _EndedError(Phase.FAILED, problem, standing.readiness.next_step, may_go_on=may_go_on)
         return False
 
     def _enter(self, phase: Phase) -> None:

@@ -12,14 +12,12 @@ LATE_PUSH: Final = "Look at the card's console and at the load of its host; then
 INSTALLATION_STEP: Final = (
     "Read the lines above and, once the card is up, /root/*.installation.log on it; then run the same command again."
 )
-PARTIAL_STEP: Final = (
-    "Read the lines above and /root/*.installation.log on the card; what failed can be flashed again with `--again`."
-)
+PARTIAL_STEP: Final = "Read the lines above and /root/*.installation.log on the card; the same command flashes it anew."
 NOT_INSTALLED: Final = (
     "the card came up without having said that the installation finished, so what runs on it may be what was there "
     "before",
-    "Log in to the card and look at /etc/mlnx-release; see that nothing else reads the card's log, then flash it again "
-    "with `--again`.",
+    "Log in to the card and look at /etc/mlnx-release; see that nothing else reads the card's log. The same command "
+    "flashes it anew.",
 )
 IS_INSTALLING: Final = (
     "by its log an installation runs on the card",

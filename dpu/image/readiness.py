@@ -27,7 +27,7 @@ class Readiness(enum.Enum):
 _NEXT_STEPS: Final = {
     Readiness.READY: "Nothing: start or resume the service on it.",
     Readiness.SILENT: "Nothing was heard of the card's boot. Look at its power and its console (screen "
-    "/dev/rshimN/console); then flash it again.",
+    "/dev/rshimN/console); if nothing is installed there, flash it with `--reset-installing`.",
     Readiness.INSTALLING: "Wait: run the same command again, which looks on and does not reset the card. Do not reset "
     "it or its host meanwhile.",
     Readiness.UEFI_ONLY: "Its firmware found no system to boot. Look at its console (screen /dev/rshimN/console) for "

@@ -170,7 +170,7 @@ def _targets(options: dict[str, Any]) -> tuple[Target, ...]:
         raise click.UsageError("--no-drain needs --yes: engines lose what they have open.")
     if path is not None:
         return read_targets(path)
-    if len({place.text for place in places}) != len(places):
+    if len({place.key for place in places}) != len(places):
         raise click.UsageError("A CARD is named twice.")
     return tuple(Target(place.text, place, service) for place in places)
 

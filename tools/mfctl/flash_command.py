@@ -61,11 +61,13 @@ def _show_plan(jobs: list[Job], image: Image, wishes: Wishes, output_format: str
 def _steps(job: Job, image: Image, wishes: Wishes) -> list[dict[str, object]]:
     if job.is_done:
         return [{"phase": "done", "what": "was flashed with this image before; --again flashes it anew", "deadline": 0}]
-    drain = f"drain the service at {job.target.service} within {wishes.drain_within_s:g} s, until it has stopped"
+    drain = "nothing, as --no-drain says"
+    if wishes.drain_within_s is not None:
+        drain = f"drain the service at {job.target.service} within {wishes.drain_within_s:g} s, until it has stopped"
     planned = steps(
         take=job.card.how_taken,
         push=job.card.how_pushed,
-        drain=drain if job.target.service else "nothing, as --no-drain says",
+        drain=drain,
         total_bytes=image.stream.total_bytes,
         deadlines=wishes.deadlines,
     )
@@ -91,8 +93,9 @@ def _ask(jobs: list[Job], image: Image) -> None:
 def _show(results: Results, image: Image, output_format: str) -> None:
     if output_format != "table":
         cards = [
-            {"card": name, "state": state.value}
-            | (outcome_document(results.outcomes[name]) if name in results.outcomes else {})
+            outcome_document(name, results.outcomes[name])
+            if name in results.outcomes
+            else {"card": name, "state": state.value}
             for name, state in results.states.items()
         ]
         document = {"image": _image_document(image), "why_stopped": results.why_stopped, "cards": cards}

@@ -87,7 +87,7 @@ def _opened(
 ) -> tuple[Job, list[ConfigProblem]]:
     card = open_card(target, wishes.bmc)
     try:
-        journal = JournalFile(wishes.journal_folder, target.place.text)
+        journal = JournalFile(wishes.journal_folder, target.place.key)
     except (CardError, OSError):
         card.close()
         raise
@@ -147,10 +147,12 @@ def _drain(address: str, within_s: float) -> str:
     return f"its service stopped with {last.open_write_count} writes and {last.open_lease_count} leases open"
 
 
-def outcome_document(outcome: Outcome) -> dict[str, Any]:
+def outcome_document(card: str, outcome: Outcome) -> dict[str, Any]:
     """As JSON has it."""
     standing = outcome.standing
     return {
+        "card": card,
+        "state": outcome.end.value,
         "phase": outcome.in_phase.value,
         "problem": outcome.problem,
         "next_step": outcome.next_step,

@@ -31,6 +31,11 @@ class Place:
     index: int = 0
 
     @property
+    def key(self) -> str:
+        """The same for each way to write it."""
+        return f"{self.host}:{self.folder or self.port or ''}"
+
+    @property
     def is_bmc(self) -> bool:
         return not self.folder
 
@@ -111,9 +116,11 @@ def read_targets(path: Path) -> tuple[Target, ...]:
     ]
     problems = []
     for number, target in enumerate(targets):
-        if target.name in (other.name for other in targets[:number]):
+        before = targets[:number]
+        if any(target.name == other.name or target.place.key == other.place.key for other in before):
             line = document.line_of(("targets", number))
-            problems.append(ConfigProblem(f"targets.{number}", "stands twice", "give each its name", target.name, line))
+            fix = "name each card once, and each by another name"
+            problems.append(ConfigProblem(f"targets.{number}", "stands twice", fix, target.name, line))
     if problems:
         raise ConfigProblemsError(str(path), tuple(problems), next_step=step)
     return tuple(targets)

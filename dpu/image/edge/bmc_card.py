@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from meshfusion.dpu.image.edge.image_server import ImageServer
 from meshfusion.dpu.image.edge.redfish import Redfish, Reply
-from meshfusion.dpu.image.edge.rshim import SshRshim
+from meshfusion.dpu.image.edge.rshim import Rshim, SshRshim
 from meshfusion.dpu.image.edge.shell import LocalShell, Shell
 from meshfusion.dpu.image.errors import CardError, FaultKind
 from meshfusion.dpu.image.flash_types import PushEnded, PushMoved
@@ -37,7 +37,7 @@ class RedfishRshim:
     """
 
     def __init__(
-        self, redfish: Redfish, log: SshRshim, *, serve_at: str = "", port: int = 0,
+        self, redfish: Redfish, log: Rshim, *, serve_at: str = "", port: int = 0,
         now_s: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep,
     ) -> None:  # fmt: skip
         self._redfish, self._log = redfish, log
@@ -158,10 +158,11 @@ class BmcCard:
     """``bmc_shell``: to the BMC. ``address``: of the card, from here; "" where it is not known."""
 
     def __init__(
-        self, redfish: Redfish, bmc_shell: Shell, *, address: str = "", serve_at: str = "", port: int = 0
-    ) -> None:
+        self, redfish: Redfish, bmc_shell: Shell, *, address: str = "", serve_at: str = "", port: int = 0,
+        folder: str = _BMC_FOLDER,
+    ) -> None:  # fmt: skip
         self._redfish, self._shell, self._address = redfish, bmc_shell, address
-        self.rshim = RedfishRshim(redfish, SshRshim(bmc_shell, _BMC_FOLDER), serve_at=serve_at, port=port)
+        self.rshim = RedfishRshim(redfish, SshRshim(bmc_shell, folder), serve_at=serve_at, port=port)
         self.how_taken = f"switch on the rshim of the BMC {redfish.host}"
         self.how_pushed = f"have the BMC {redfish.host} fetch it from this machine (SimpleUpdate, HTTP)"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import re
 from pathlib import Path
@@ -21,7 +22,8 @@ class JournalFile:
 
     def __init__(self, folder: Path, card: str) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        name = re.sub(r"[^A-Za-z0-9._-]", "_", card)[:_MAX_NAME_CHARS]
+        digest = hashlib.sha256(card.encode()).hexdigest()[:8]  # two names may look alike without their signs
+        name = f"{re.sub(r'[^A-Za-z0-9._-]', '_', card)[-_MAX_NAME_CHARS:]}-{digest}"
         self._path = folder / f"{name}.json"
         self._lock = os.open(folder / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -29,7 +31,7 @@ class JournalFile:
         except OSError as error:
             os.close(self._lock)
             step = "Wait for it to end, or end it; then run the same command again."
-            raise CardError(FaultKind.BUSY, f"{card} is being flashed by another process", next_step=step) from error
+            raise CardError(FaultKind.BUSY, "another process is flashing it", next_step=step) from error
 
     def read(self) -> Entry | None:
         try:

@@ -1,7 +1,7 @@
 """``/dev/rshimN`` as a file system: a fake card behind real files, with the errors that the driver gives.
 
 ``python -m tests.dpu.image.fuse_rshim FOLDER SPEED`` mounts it until it is unmounted. Besides the driver's files there
-is ``control``: what is written to it, as JSON, changes the card's behaviour, and it reads how the card is.
+is ``control``: what is written to it, as JSON, changes the card's behaviour or, empty, the card; it reads how that is.
 """
 
 from __future__ import annotations
@@ -80,8 +80,7 @@ class RshimFiles(mfusepy.Operations):  # type: ignore[misc]
                     raise mfusepy.FuseOSError(errno.EINVAL)
                 self._failing(lambda: self._now().write_misc(data))
             elif path == "/control":
-                for name, value in json.loads(data).items():
-                    setattr(self._card.behaviour, name, tuple(value) if isinstance(value, list) else value)
+                self._change(json.loads(data))
             return len(data)
 
     def truncate(self, path: str, length: int, fh: int | None = None) -> int:
@@ -92,6 +91,13 @@ class RshimFiles(mfusepy.Operations):  # type: ignore[misc]
             if path == "/boot":
                 self._now().close_boot()
         return 0
+
+    def _change(self, behaviour: dict[str, Any]) -> None:
+        """Of nothing at all: another card, as one is that has just been unpacked."""
+        if not behaviour:
+            self._card, self._began_s = FakeCard(), time.monotonic()
+        for name, value in behaviour.items():
+            setattr(self._card.behaviour, name, tuple(value) if isinstance(value, list) else value)
 
     def _state(self) -> dict[str, Any]:
         card = self._now()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from ctypes.util import find_library
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,11 @@ class Mounted:
     def behave(self, **behaviour: object) -> None:
         (self.folder / "control").write_text(json.dumps(behaviour))
 
+    def renew(self) -> Mounted:
+        """Another card is there."""
+        self.behave()
+        return self
+
     @property
     def state(self) -> dict[str, Any]:
         state: dict[str, Any] = json.loads((self.folder / "control").read_text())
@@ -34,14 +41,18 @@ class Mounted:
 
 @contextlib.contextmanager
 def mounted(folder: Path, *, speed: float = 200.0) -> Iterator[Mounted]:
-    """Skips where the kernel has no FUSE."""
+    """Skips where the kernel has no FUSE, and, which CI does not accept, where the library for it is missing."""
     if not Path("/dev/fuse").exists():
         pytest.skip("needs hardware: a kernel with FUSE (/dev/fuse)")
+    library = find_library("fuse3")
+    if library is None:
+        pytest.skip("libfuse 3 is not installed: apt-get install fuse3")
     folder.mkdir(parents=True)
     command = (sys.executable, "-m", "tests.dpu.image.fuse_rshim", str(folder), str(speed))
-    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE) as process:
+    environment = {**os.environ, "FUSE_LIBRARY_PATH": library}  # else it is looked for with a compiler, for seconds
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, env=environment) as process:
         try:
-            give_up_s = time.monotonic() + 30
+            give_up_s = time.monotonic() + 120
             while not (folder / "misc").exists():
                 assert process.poll() is None, process.stderr and process.stderr.read().decode()
                 assert time.monotonic() < give_up_s, "the file system was not mounted"

@@ -18,10 +18,15 @@ from tests.dpu.image.fake_card import BF_CFG, tiny_bfb
 from tests.dpu.image.rshim_mount import Mounted, mounted
 
 
-@pytest.fixture
-def rshim(tmp_path: Path) -> Iterator[Mounted]:
-    with mounted(tmp_path / "rshim0") as found:
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mounted]:
+    with mounted(tmp_path_factory.mktemp("dev") / "rshim0") as found:
         yield found
+
+
+@pytest.fixture
+def rshim(place: Mounted) -> Mounted:
+    return place.renew()
 
 
 def _stream(tmp_path: Path, size_bytes: int = 3_000_000) -> Stream:

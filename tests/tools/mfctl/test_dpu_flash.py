@@ -28,10 +28,15 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"meshfusion.dpu.image.flash.{name}", seconds)
 
 
-@pytest.fixture
-def rshim(tmp_path: Path) -> Iterator[Mounted]:
-    with mounted(tmp_path / "rshim0", speed=SPEED) as found:
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mounted]:
+    with mounted(tmp_path_factory.mktemp("dev") / "rshim0", speed=SPEED) as found:
         yield found
+
+
+@pytest.fixture
+def rshim(place: Mounted) -> Mounted:
+    return place.renew()
 
 
 @pytest.fixture
