@@ -21,7 +21,7 @@ from tests.dpu.image.fake_card import FakeCard
 _MODES = {"boot": 0o200, "misc": 0o600, "console": 0o600, "rshim": 0o600, "control": 0o600}
 
 
-class RshimFiles(mfusepy.Operations):  # type: ignore[misc]
+class RshimFiles(mfusepy.Operations):
     """``speed``: how many seconds pass for the card in one."""
 
     use_ns = True
