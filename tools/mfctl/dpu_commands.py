@@ -54,10 +54,6 @@ _BMC_OPTIONS = (
         "--bmc-ssh", default="", metavar="[USER@]HOST", help="Where ssh reads the log of the BMC's rshim.",
         show_default="root at the BMC",
     ),
-    click.option(
-        "--serve-at", default="", metavar="ADDRESS[:PORT]",
-        help="Address of this machine from which the BMC fetches what is flashed.", show_default="the one it sees",
-    ),
 )  # fmt: skip
 
 
@@ -93,13 +89,22 @@ def dpu() -> None:
 @click.option("--host-network-elsewhere", is_flag=True, help="That the host, or you, may be cut off is known and fine.")
 @click.option("--reset-installing", is_flag=True, help="Reset even a card on which an installation seems to run.")
 @click.option("--again", is_flag=True, help="Flash also what was flashed with this image already.")
-@click.option("--canaries", type=click.IntRange(0), default=1, show_default=True, help="Cards to begin with.")
 @click.option(
-    "--max-unavailable", type=click.IntRange(1), default=1, show_default=True,
+    "--canaries", type=click.IntRange(0), default=1, show_default=True, metavar="COUNT", help="Cards to begin with."
+)
+@click.option(
+    "--max-unavailable", type=click.IntRange(1), default=1, show_default=True, metavar="COUNT",
     help="Most cards out of service at a time; those that failed count.",
 )  # fmt: skip
-@click.option("--max-failures", type=click.IntRange(0), default=0, show_default=True, help="After more, none begins.")
+@click.option(
+    "--max-failures", type=click.IntRange(0), default=0, show_default=True, metavar="COUNT",
+    help="After more, none begins.",
+)  # fmt: skip
 @_bmc_options
+@click.option(
+    "--serve-at", default="", metavar="ADDRESS[:PORT]", show_default="the one it sees",
+    help="Address of this machine from which the BMC fetches what is flashed.",
+)  # fmt: skip
 @click.option(
     "--journal", type=_PATH, metavar="FOLDER", show_default="/var/lib/meshfusion/flash",
     help="Where is kept how far each card is, for a later run to go on.",
@@ -128,10 +133,10 @@ def flash(context: click.Context, /, **options: Any) -> None:
 @_bmc_options
 @format_option
 def readiness(place: Any, address: str, output_format: str, **options: Any) -> None:
-    """Tell how far CARD is from serving, and what to do next. Changes nothing.
+    """Tell how far CARD is from serving, and what to do next. Exits 1 unless it is ready.
 
-    Reads its log as it stands; while a flash follows it, another reader takes lines away from that. Exits 1 unless it
-    is ready.
+    Nothing is done to the card; its rshim shows the log while it is read. Not while a flash follows that log: of two
+    readers each gets but a part.
     """
     from meshfusion.tools.mfctl.flash_readiness import standing_at
     from meshfusion.tools.mfctl.flash_targets import Target
@@ -185,10 +190,11 @@ def _bmc(options: dict[str, Any]) -> BmcAccess:
         user = click.prompt(f"User of the BMC {host}", default="root", err=True)
         return Credentials(user, click.prompt("Password", hide_input=True, err=True))
 
-    _, colon, port = options["serve_at"].partition(":")
+    serve_at = options.get("serve_at", "")
+    _, colon, port = serve_at.partition(":")
     if colon and not (port.isdecimal() and 0 < int(port) < 65_536):
-        raise click.UsageError(f"--serve-at {options['serve_at']!r}: write ADDRESS or ADDRESS:PORT.")
+        raise click.UsageError(f"--serve-at {serve_at!r}: write ADDRESS or ADDRESS:PORT.")
     return BmcAccess(
         options["bmc_credentials"], options["bmc_ca"], options["bmc_fingerprint"], options["bmc_ssh"],
-        options["serve_at"], ask if sys.stdin.isatty() else None,
+        serve_at, ask if sys.stdin.isatty() else None,
     )  # fmt: skip

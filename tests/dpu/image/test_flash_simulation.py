@@ -90,9 +90,18 @@ def _check(world: World, outcome: Outcome) -> None:
         assert (card.clear_on_read, card.display_level) == (False, 0), "the rshim was left as it was set"
 
 
+@pytest.mark.nightly
+def test_whatever_goes_wrong_at_length() -> None:
+    _live_through(range(SEEDS, 20 * SEEDS))
+
+
 def test_whatever_goes_wrong() -> None:
+    _live_through(range(SEEDS))
+
+
+def _live_through(seeds: range) -> None:
     seen: Counter[str] = Counter()
-    for seed in range(SEEDS):
+    for seed in seeds:
         world, outcome = _history(seed)
         try:
             _check(world, outcome)

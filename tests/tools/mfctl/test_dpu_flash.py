@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,11 @@ from meshfusion.dpu.image.edge import card as card_module
 from meshfusion.dpu.image.edge import shell as shell_module
 from meshfusion.tools.mfctl.main import mfctl
 from tests.dpu.image.bundle_cases import make_files
+from tests.dpu.image.fake_bmc import FakeBmc, served
 from tests.dpu.image.fake_card import BF_CFG, INSTALLATION, tiny_bfb
 from tests.dpu.image.fake_host import FakeHost
 from tests.dpu.image.rshim_mount import Mounted, mounted
+from tests.dpu.security.authority import Authority
 
 SPEED = 30.0
 
@@ -210,3 +213,56 @@ def test_what_is_no_card_is_wrong_usage(flash: Flash, card: str) -> None:
     result = flash("--no-drain", "--yes", card=card)
     assert result.exit_code == 2
     assert "CARD" in result.stderr
+
+
+def _readiness(*options: str) -> Result:
+    return CliRunner().invoke(mfctl, ["dpu", "readiness", *options], prog_name="mfctl")
+
+
+def test_readiness_of_a_card_that_is_ready(rshim: Mounted, host: FakeHost) -> None:
+    result = _readiness(str(rshim.folder))
+    assert (result.exit_code, result.stdout.splitlines()[1].split()) == (0, ["readiness", "ready"])
+    assert (rshim.state["display_level"], rshim.state["resets"]) == (0, 0)
+
+
+def test_readiness_of_a_card_that_restarts(rshim: Mounted, host: FakeHost) -> None:
+    rshim.behave(hangs_after="UEFI loaded")
+    (rshim.folder / "misc").write_text("SW_RESET 1\n")
+    give_up_s = time.monotonic() + 20
+    while "UEFI started" not in (result := _readiness(str(rshim.folder), "--format", "json")).stdout:
+        assert time.monotonic() < give_up_s
+    assert result.exit_code == 1
+    told = json.loads(result.stdout)
+    assert (told["readiness"], told["detail"]) == ("UEFI only", "last heard: UEFI started")
+    assert "console" in told["next_step"]
+
+
+def test_a_bmc_is_looked_at_and_nothing_is_changed(tmp_path: Path, flash: Flash) -> None:
+    pair = Authority(tmp_path).issue("bmc")
+    credentials = tmp_path / "credentials"
+    credentials.write_text("root:secret\n")
+    credentials.chmod(0o600)
+    with served(FakeBmc(), pair) as bmc:
+        at = f"redfish://127.0.0.1:{bmc.port}"
+        options = (
+            "--no-drain",
+            "--dry-run",
+            "--bmc-credentials",
+            str(credentials),
+            "--bmc-ca",
+            str(tmp_path / "ca.pem"),
+        )
+        refused = flash(*options, card=at)
+        assert refused.exit_code == 1
+        assert "host network: cannot be looked at from here" in refused.stderr
+        result = flash(*options, "--host-network-elsewhere", "--format", "json", card=at)
+        assert result.exit_code == 0, result.output
+        (card,) = _document(result)["cards"]
+        assert "SimpleUpdate" in card["steps"][2]["what"]
+        assert {method for method, _, _ in bmc.seen} == {"GET"}
+
+        credentials.chmod(0o644)
+        opened = flash(*options, card=at)
+        assert opened.exit_code == 1
+        assert "has the mode 0644" in opened.stderr
+        assert "secret" not in opened.output
