@@ -59,6 +59,8 @@ _SHOW_LOG: Final = SetMisc("DISPLAY_LEVEL", LOG_DISPLAY_LEVEL)
 _EMPTY_LOG: Final = SetMisc("CLEAR_ON_READ", 1)
 _PASSING_FAULTS: Final = frozenset({FaultKind.BUSY, FaultKind.GONE, FaultKind.UNREACHABLE, FaultKind.OWNED_ELSEWHERE})
 _PUSH_AGAIN: Final = frozenset({FaultKind.STALLED, FaultKind.GONE, FaultKind.UNREACHABLE, FaultKind.BROKEN})
+_TELLING: Final = frozenset({Phase.PUSHING, Phase.DONE, Phase.FAILED})
+"""Found in a journal, they tell what was last done to the card; those before a push do not."""
 _IS_UP: Final = frozenset({Milestone.LINUX_UP, Milestone.READY})
 
 Steps = Generator[Effect, Event, None]
@@ -91,7 +93,7 @@ class Flash:
         self._drain_within_s = drain_within_s
         self._wanted_firmware_version = wanted_firmware_version
         self._may_reset_installing = may_reset_installing
-        self._former = resumed.phase if resumed is not None else None
+        self._former = resumed.phase if resumed is not None and resumed.phase in _TELLING else None
         self._notes: tuple[str, ...] = ()
         self._phase, self._log = Phase.DRAINING, InstallLog()
         if resumed is not None and resumed.phase.goes_on_by_itself:
@@ -123,7 +125,8 @@ class Flash:
     @property
     def snapshot(self) -> Snapshot:
         """To be kept before each effect is carried out."""
-        return Snapshot(self._phase, self._log)
+        was_reset_before = self._was_reset and self._phase is Phase.PREPARING
+        return Snapshot(Phase.PUSHING if was_reset_before else self._phase, self._log)
 
     @property
     def progress(self) -> Progress:
@@ -249,9 +252,11 @@ class Flash:
             self._ring = misc.log
 
     def _check_silence(self, misc: Misc) -> Steps:
-        """Of a log that somebody has emptied, and of no flash that is known here: only a card that answers is known not
-        to be at work."""
-        if self._former is None and not self._may_reset_installing and InstallLog().after(misc.log).furthest is None:
+        """Of a log that somebody has emptied, or that ends where an installer may begin, and of no flash that is known
+        here: only a card that answers is known not to be at work."""
+        furthest = InstallLog().after(misc.log).furthest
+        may_be_at_work = furthest is None or furthest is Milestone.OS_STARTED
+        if may_be_at_work and self._former is None and not self._may_reset_installing:
             event = yield from self._do(Probe())
             if not (isinstance(event, Probed) and event.seen.is_linux_up):
                 raise _EndedError(Phase.FAILED, *words.SILENT)

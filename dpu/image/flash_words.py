@@ -24,7 +24,7 @@ IS_INSTALLING: Final = (
     "Wait until it has ended. If it is known to hang: run the same command with `--reset-installing`.",
 )
 SILENT: Final = (
-    "the card's log was emptied by somebody and nothing answers at its address, so it may be at an installation",
+    "neither the card's log nor an answer at its address tells what it is at, so it may be at an installation",
     "Look at its console (screen /dev/rshimN/console). If nothing is installed there: run the same command with "
     "`--reset-installing`.",
 )

@@ -171,7 +171,7 @@ def is_installing(lines: Iterable[str]) -> bool:
     is_running = False
     for line in lines:
         milestone = milestone_of(line)
-        if milestone in (Milestone.BF_CFG_FOUND, Milestone.INSTALLATION_STARTED, Milestone.OS_INSTALLED):
+        if milestone is not None and Milestone.BF_CFG_FOUND <= milestone <= Milestone.NIC_FIRMWARE:
             is_running = True
         elif verdict_of(line) is Verdict.FATAL or (milestone or 0) >= Milestone.INSTALLATION_FINISHED:
             is_running = False

@@ -86,6 +86,7 @@ def test_an_installation_without_bf_cfg_is_a_failure() -> None:
         ((*INSTALLATION[:26], " ERR[MISC]: Installation failed"), False),
         ((*INSTALLATION[:26], *NEW_SYSTEM[:3]), False),
         (NEW_SYSTEM, False),
+        (INSTALLATION[28:29], True),
         ((), False),
     ],
 )
