@@ -155,8 +155,10 @@ class Flash:
         if self._phase is not Phase.DRAINING:
             yield SetMisc("CLEAR_ON_READ", 0)
             yield SetMisc("DISPLAY_LEVEL", 0)
-        if not ended.may_go_on:
-            self._phase = ended.end
+        if not ended.may_go_on and self._phase not in (Phase.DRAINING, Phase.PREPARING):
+            self._phase = (
+                ended.end
+            )  # else nothing was done to the card, and a later run knows no more than this one did
         yield End(outcome)
 
     def _outcome(self, ended: _EndedError) -> Outcome:
@@ -265,7 +267,7 @@ class Flash:
     def _move(self) -> Trying:
         self._enter(Phase.PUSHING)
         self._was_reset = True
-        self._done_bytes, self._log, self._ring = 0, InstallLog(), ()
+        self._done_bytes, self._log, self._ring, self._fatal_since_s = 0, InstallLog(), (), None
         log_due_s = self._now_s + LOG_WHILE_PUSHING_S
         while not self._is_late():
             if self._now_s >= log_due_s:

@@ -171,9 +171,9 @@ def is_installing(lines: Iterable[str]) -> bool:
     is_running = False
     for line in lines:
         milestone = milestone_of(line)
-        if milestone is not None and Milestone.BF_CFG_FOUND <= milestone <= Milestone.NIC_FIRMWARE:
-            is_running = True
-        elif verdict_of(line) is Verdict.FATAL or (milestone or 0) >= Milestone.INSTALLATION_FINISHED:
+        if milestone is not None and Milestone.BF_CFG_FOUND <= milestone <= Milestone.INSTALLATION_FINISHED:
+            is_running = True  # when it says that it has finished, it may reset the NIC next
+        elif verdict_of(line) is Verdict.FATAL or (milestone or 0) >= Milestone.REBOOTING:
             is_running = False
         elif milestone is Milestone.FIRMWARE:
             is_running = False  # it was reset since
