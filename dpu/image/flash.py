@@ -59,8 +59,6 @@ _SHOW_LOG: Final = SetMisc("DISPLAY_LEVEL", LOG_DISPLAY_LEVEL)
 _EMPTY_LOG: Final = SetMisc("CLEAR_ON_READ", 1)
 _PASSING_FAULTS: Final = frozenset({FaultKind.BUSY, FaultKind.GONE, FaultKind.UNREACHABLE, FaultKind.OWNED_ELSEWHERE})
 _PUSH_AGAIN: Final = frozenset({FaultKind.STALLED, FaultKind.GONE, FaultKind.UNREACHABLE, FaultKind.BROKEN})
-_TELLING: Final = frozenset({Phase.PUSHING, Phase.DONE, Phase.FAILED})
-"""Found in a journal, they tell what was last done to the card; those before a push do not."""
 _IS_UP: Final = frozenset({Milestone.LINUX_UP, Milestone.READY})
 
 Steps = Generator[Effect, Event, None]
@@ -93,7 +91,9 @@ class Flash:
         self._drain_within_s = drain_within_s
         self._wanted_firmware_version = wanted_firmware_version
         self._may_reset_installing = may_reset_installing
-        self._former = resumed.phase if resumed is not None and resumed.phase in _TELLING else None
+        # Of the phases in a journal, this one alone tells what was last done to the card, and that nobody has read its
+        # log since: an installer may go on after a failure that it has told of.
+        self._former = Phase.PUSHING if resumed is not None and resumed.phase is Phase.PUSHING else None
         self._notes: tuple[str, ...] = ()
         self._phase, self._log = Phase.DRAINING, InstallLog()
         if resumed is not None and resumed.phase.goes_on_by_itself:
@@ -155,10 +155,9 @@ class Flash:
         if self._phase is not Phase.DRAINING:
             yield SetMisc("CLEAR_ON_READ", 0)
             yield SetMisc("DISPLAY_LEVEL", 0)
-        if not ended.may_go_on and self._phase not in (Phase.DRAINING, Phase.PREPARING):
-            self._phase = (
-                ended.end
-            )  # else nothing was done to the card, and a later run knows no more than this one did
+        # Of a card that was not pushed to whole, a later run is to know where that ended.
+        if not ended.may_go_on and self._phase.goes_on_by_itself:
+            self._phase = ended.end
         yield End(outcome)
 
     def _outcome(self, ended: _EndedError) -> Outcome:
@@ -262,7 +261,7 @@ class Flash:
             event = yield from self._do(Probe())
             if not (isinstance(event, Probed) and event.seen.is_linux_up):
                 raise _EndedError(Phase.FAILED, *words.SILENT)
-        self._former = self._former or Phase.PREPARING
+        self._former = self._former or Phase.PREPARING  # it was looked at
 
     def _move(self) -> Trying:
         self._enter(Phase.PUSHING)
