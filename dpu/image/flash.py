@@ -257,7 +257,8 @@ class Flash:
         here: only a card that answers is known not to be at work."""
         furthest = InstallLog().after(misc.log).furthest
         may_be_at_work = furthest is None or furthest is Milestone.OS_STARTED
-        if may_be_at_work and self._former is None and not self._may_reset_installing:
+        is_known = self._may_reset_installing or (self._former is not None and not misc.log)
+        if may_be_at_work and not is_known:
             event = yield from self._do(Probe())
             if not (isinstance(event, Probed) and event.seen.is_linux_up):
                 raise _EndedError(Phase.FAILED, *words.SILENT)

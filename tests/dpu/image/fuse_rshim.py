@@ -6,8 +6,10 @@ is ``control``: what is written to it, as JSON, changes the card's behaviour or,
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import json
+import signal
 import stat
 import sys
 import threading
@@ -18,6 +20,7 @@ import mfusepy
 
 from tests.dpu.image.fake_card import FakeCard
 
+_PR_SET_PDEATHSIG = 1
 _MODES = {"boot": 0o200, "misc": 0o600, "console": 0o600, "rshim": 0o600, "control": 0o600}
 
 
@@ -121,4 +124,6 @@ class RshimFiles(mfusepy.Operations):
 
 
 if __name__ == "__main__":
+    # Whatever ends the tests ends this too, and with it the mount.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     mfusepy.FUSE(RshimFiles(FakeCard(), float(sys.argv[2])), sys.argv[1], foreground=True, raw_fi=True, nothreads=False)
