@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -325,19 +326,35 @@ def test_the_installed_engine_takes_it() -> None:
     assert found[4].cause == "meshfusion.host.connector.vllm.connector.MeshFusionConnector"
 
 
-@pytest.mark.parametrize(
-    ("change", "check", "said"),
-    [
-        ({"kv_role": "kv_all"}, "kv_transfer_config", "kv_all"),
-        ({"no_such_key": 1}, "kv_transfer_config", "no_such_key"),
-        ({"kv_connector": "OtherConnector"}, "connector", "OtherConnector not found"),
-        ({"kv_connector_module_path": "no.such.module"}, "connector", "No module named"),
-        ({"kv_connector_extra_config": {"servce": SOCKET}}, "connector's configuration", "did you mean service"),
-    ],
+NOT_TAKEN: tuple[tuple[dict[str, Any], str, str], ...] = (
+    ({"kv_role": "kv_all"}, "kv_transfer_config", "kv_all"),
+    ({"no_such_key": 1}, "kv_transfer_config", "no_such_key"),
+    ({"kv_connector": "OtherConnector"}, "connector", "OtherConnector not found"),
+    ({"kv_connector_module_path": "no.such.module"}, "connector", "No module named"),
+    ({"kv_connector_extra_config": {"servce": SOCKET}}, "connector's configuration", "did you mean service"),
 )
-def test_what_the_engine_does_not_take_is_its_own_word(change: dict[str, Any], check: str, said: str) -> None:
-    """In this process: one import of the engine for all of them."""
-    *passed, last = engine_check_child.examine({**TRANSFER, **change})
+
+
+@pytest.fixture(scope="module")
+def judged() -> list[list[list[str]]]:
+    """The steps for each, in a process of their own: one import of the engine, which is particular about what other
+    tests had imported before."""
+    program = (
+        "import json, sys; from meshfusion.tools.engine_check_child import examine; "
+        "print(json.dumps([list(examine(each)) for each in json.load(sys.stdin)]))"
+    )
+    configs = json.dumps([{**TRANSFER, **change} for change, _, _ in NOT_TAKEN])
+    done = subprocess.run(
+        [sys.executable, "-c", program], input=configs, capture_output=True, text=True, check=True, timeout=240
+    )
+    found: list[list[list[str]]] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.mark.parametrize("number", range(len(NOT_TAKEN)))
+def test_what_the_engine_does_not_take_is_its_own_word(judged: list[list[list[str]]], number: int) -> None:
+    _, check, said = NOT_TAKEN[number]
+    *passed, last = map(engine_check_child.Step._make, judged[number])
     assert all(step.state == "ok" for step in passed)
     assert (last.check, last.state) == (check, "fail")
     assert said in last.cause
