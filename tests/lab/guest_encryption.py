@@ -169,11 +169,11 @@ def local() -> dict[str, object]:
 
 
 def _put(service: api.ChunkService) -> None:
-    """Chunk 1, with units that hold what is known."""
+    """Chunk 0, with what is known behind it."""
     holder = Holder(service)
-    result = holder.reserve(1)
+    result = holder.reserve(0)
     (namespace,) = holder.attachment.namespaces
-    digests = holder.write(1, result)
+    digests = holder.write(0, result)
     (extent,) = result.extents
     with open_data_file(Path(namespace.path), writable=True, direct=DirectMode.OFF) as data:
         # behind the units that are proven: the rest of the extent's segment is nobody's yet
@@ -194,7 +194,7 @@ def _found(case: Case, line: str) -> bool:
     if not line:
         return False
     with contextlib.closing(GrpcChunkService(case.socket)) as service, Holder(service) as holder:
-        return len(holder.match(1).chunks) == 1 and service.get_chunk(key(1), deadline_s=DEADLINE_S) is not None
+        return len(holder.match(0).chunks) == 1 and service.get_chunk(key(0), deadline_s=DEADLINE_S) is not None
 
 
 def _error(call: Callable[[], object]) -> str:
