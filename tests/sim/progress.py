@@ -103,7 +103,8 @@ def sync(world: World) -> None:
 
 def _tend(world: World, service: Service, host: Host) -> None:
     """A host with nothing wrong: it is heard of, ends what it began, and begins anew when it has lost track."""
-    if service.store.grants.count_of(host.holder_id) > len(host.works):
+    # As the connector does (``save_pipeline.py``) when a write is in doubt: only the end of this incarnation frees it.
+    if service.store.grants.count_of(host.holder_id) > sum(not work.is_given_back for work in host.works):
         world.retire(host)
         return
     heartbeat(world, host)
