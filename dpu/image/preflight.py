@@ -44,7 +44,7 @@ def image_problems(bundle: Bundle, bfb: BfbSummary) -> list[ConfigProblem]:
     manifest = bundle.manifest
     problems = []
     if bundle.signature is not SignatureState.VALID:
-        fix = "sign it with `mfctl image sign`, or name the key that it is signed with by --key"
+        fix = "sign its manifest (docs/flash.md), or name the key that it is signed with by --key"
         problems.append(ConfigProblem("bundle signature", "cannot be relied on", fix, bundle.signature.value))
     if manifest.architecture != CARD_ARCHITECTURE:
         fix = f"take the bundle for {CARD_ARCHITECTURE}"
