@@ -25,6 +25,7 @@ TESTS_ON_OLDER_VLLM: Final = tuple(
     f"tests/e2e/test_{name}.py" for name in ("reuse", "corruption", "rollback", "hybrid_reuse")
 )
 SERVING: Final = ("host", "dpu")
+MEDIUM: Final = ("jbof", "sim")
 _POLL_S: Final = 0.1
 _PROGRESS_S: Final = 30.0
 _END_WAIT_S: Final = 30.0
@@ -168,6 +169,7 @@ def suites_of_a_run(root: Path, *, bin: Path, nightly: bool) -> list[Suite]:
     """All of ``tools/test``, the longest first. Nightly, the engine tests on other versions of vLLM besides."""
     markers = "" if nightly else "not nightly"
     pytest = (str(bin / "python"), "-m", "pytest", "-m", markers)
+    apart = (*SERVING, *MEDIUM, "e2e", "lab")
     hybrid = sorted(str(path.relative_to(root)) for path in (root / "tests/e2e").glob("test_hybrid_*.py"))
     others = [
         Suite(
@@ -181,7 +183,8 @@ def suites_of_a_run(root: Path, *, bin: Path, nightly: bool) -> list[Suite]:
         Suite("lab", (*pytest, "tests/lab")),
         Suite("e2e", (*pytest, "tests/e2e", *(f"--ignore={path}" for path in hybrid))),
         Suite("unit, host and dpu", (*pytest, *(f"tests/{name}" for name in SERVING))),
-        Suite("unit, the rest", (*pytest, "tests", *(f"--ignore=tests/{name}" for name in (*SERVING, "e2e", "lab")))),
+        Suite("unit, the rest", (*pytest, "tests", *(f"--ignore=tests/{name}" for name in apart))),
+        Suite("unit, medium and sim", (*pytest, *(f"tests/{name}" for name in MEDIUM))),
         Suite("e2e, hybrid models", (*pytest, *hybrid)),
         Suite("mypy", (str(bin / "mypy"),)),
         Suite("ruff check", (str(bin / "ruff"), "check")),

@@ -125,7 +125,7 @@ def _has_boundary(model: HybridModel, tokens: int) -> bool:
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_compared_is_refused_by_name(name: str, engines: Engines, tmp_path: Path) -> None:
-    """Latents on a CPU: the engine does not say how its kernels pack them; without AMX it caches no prefixes of them."""
+    """Latents on a CPU: how its kernels pack them is not told by the engine, or, without AMX, it caches none."""
     folder = make_hybrid_models(ROOT / ".cache", [name])[name]
     reason = engines.process().why_not(folder, embedded(tmp_path / "pool"), **HYBRID_MODELS[name].options)
     has_amx = "amx_tile" in Path("/proc/cpuinfo").read_text()

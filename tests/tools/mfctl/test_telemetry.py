@@ -164,7 +164,8 @@ def test_metrics_are_the_tables_and_tell_what_an_engine_did(start: Start) -> Non
     assert json.loads(watcher.stdout.readline())["kind"] == "epoch_began"
     wait_until(lambda: daemon.values()["meshfusion_holders", "live"] == 0, "a look sees that it has left")
     daemon.stop()
-    output, _ = watcher.communicate(timeout=DEADLINE_S)
+    output = watcher.stdout.read()  # `communicate` would lose what came together with the first line
+    watcher.wait(DEADLINE_S)
     assert [json.loads(line)["kind"] for line in output.splitlines()] == [
         *("holder_attached", "holder_detached", "service_stops")
     ]
