@@ -43,9 +43,11 @@ class Holders:
 
 
 class Exports:
-    def __init__(self, plan: ExportPlan, make_target: Callable[[Export], FencingTarget], holders: Holders) -> None:
+    def __init__(
+        self, plan: ExportPlan, make_target: Callable[[Export], FencingTarget], holders: Holders, drives: Drives
+    ) -> None:
         self._keeper = _Keeper(make_target(plan.export(())), plan)
-        self._holders = holders
+        self._holders, self._drives = holders, drives
         self._joining: list[_Joining] = []
 
     def admit(self, holder_id: str, on_answer: Callable[[bool], None]) -> None:
@@ -54,7 +56,7 @@ class Exports:
 
     def go_round(self) -> str:
         """What is wrong with the target, as it is found; else empty."""
-        served, problem = self._keeper._make_so(self._holders)
+        self._keeper._last = last = self._keeper._make_so(self._holders, self._drives)
         joining, self._joining = self._joining, []
         for one in joining:
             one.rounds_left -= 1
