@@ -242,7 +242,7 @@ def heartbeat_request_to_pb(r: t.HeartbeatRequest) -> pb.HeartbeatRequest:
         lease_ids=r.lease_ids,
         reached=None
         if reached is None
-        else pb.ReachedDrives(drives_version=reached.drives_version, namespaces=reached.namespaces),
+        else pb.Reached(drives_version=reached.drives_version, namespaces=reached.namespaces),
     )
 
 
@@ -255,9 +255,10 @@ def heartbeat_request_from_pb(m: pb.HeartbeatRequest) -> t.HeartbeatRequest:
     )
 
 
-def _reached_from_pb(m: pb.ReachedDrives) -> t.Reached:
-    check_count("reached", m.namespaces, MAX_NAMESPACES)
-    return t.Reached(check_int("drives_version", m.drives_version), tuple(m.namespaces))
+def _reached_from_pb(m: pb.Reached) -> t.Reached:
+    check_count("reached.namespaces", m.namespaces, MAX_NAMESPACES)
+    namespaces = tuple(check_int("reached.namespaces", nsid, 1, MAX_UINT32) for nsid in m.namespaces)
+    return t.Reached(check_int("reached.drives_version", m.drives_version), namespaces)
 
 
 def heartbeat_reply_to_pb(r: t.HeartbeatReply) -> pb.HeartbeatReply:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from meshfusion.dpu.export.desired import Address, Export, Listener
+from meshfusion.dpu.export.drive_showing import DrivesNow
 from meshfusion.dpu.export.keeper import ExportKeeper, FencingTarget
 from meshfusion.dpu.export.plan import ExportPlan, TargetKind, nqn_prefix_of
 
@@ -42,6 +43,14 @@ class Holders:
     holder_is_cut_off: Callable[[str], None]
 
 
+@dataclass(frozen=True)
+class Drives:
+    """The pool's, as its target is told of them."""
+
+    drives_to_show: Callable[[], DrivesNow]
+    drive_is_taken_out: Callable[[int], None]
+
+
 class Exports:
     def __init__(
         self, plan: ExportPlan, make_target: Callable[[Export], FencingTarget], holders: Holders, drives: Drives
@@ -60,8 +69,8 @@ class Exports:
         joining, self._joining = self._joining, []
         for one in joining:
             one.rounds_left -= 1
-            if one.holder_id in served or not one.rounds_left:
-                one.on_answer(one.holder_id in served)
+            if one.holder_id in last.served or not one.rounds_left:
+                one.on_answer(one.holder_id in last.served)
             else:
                 self._joining.append(one)
-        return problem
+        return last.problem

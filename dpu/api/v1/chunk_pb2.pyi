@@ -308,10 +308,10 @@ class HeartbeatRequest(_message.Message):
     holder_id: str
     epoch: int
     lease_ids: _containers.RepeatedScalarFieldContainer[str]
-    reached: ReachedDrives
-    def __init__(self, holder_id: _Optional[str] = ..., epoch: _Optional[int] = ..., lease_ids: _Optional[_Iterable[str]] = ..., reached: _Optional[_Union[ReachedDrives, _Mapping[str, object]]] = ...) -> None: ...
+    reached: Reached
+    def __init__(self, holder_id: _Optional[str] = ..., epoch: _Optional[int] = ..., lease_ids: _Optional[_Iterable[str]] = ..., reached: _Optional[_Union[Reached, _Mapping[str, object]]] = ...) -> None: ...
 
-class ReachedDrives(_message.Message):
+class Reached(_message.Message):
     __slots__ = ("drives_version", "namespaces")
     DRIVES_VERSION_FIELD_NUMBER: _ClassVar[int]
     NAMESPACES_FIELD_NUMBER: _ClassVar[int]

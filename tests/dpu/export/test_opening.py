@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from meshfusion.dpu.config_exports import SpdkConfig
-from meshfusion.dpu.export.errors import StepRefusedError
 from meshfusion.dpu.export.desired import Namespace
+from meshfusion.dpu.export.errors import StepRefusedError
 from meshfusion.dpu.export.opening import drop_bdev, make_bdev
 from meshfusion.dpu.export.plan import ExportPlan, TargetKind, check_bdevs, nqn_prefix_of
 from meshfusion.dpu.export.spdk.client import SpdkRpc
