@@ -27,7 +27,7 @@ def exported_pool(path: Path, config_path: Path) -> ServedPool:
     return pool_of(path, config, config_path)
 
 
-def pool_of(path: Path, config: ServiceConfig, config_path: Path) -> ServedPool:
+def pool_of(path: Path, config: ServiceConfig, config_path: Path | None) -> ServedPool:
     """Which of the configuration's pools the one at ``path`` is. Raises ConfigError where several have other paths."""
     if config.pools is None:
         return config.served[0]

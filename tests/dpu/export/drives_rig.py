@@ -51,6 +51,11 @@ class DrivesRig(Rig):
         """Comes to."""
         until(lambda: self.exported(attachment).keys() == set(nsids))
 
+    def is_disabled(self, attachment: api.Attachment, nsid: int) -> bool:
+        """It may still wait for requests in flight."""
+        assert attachment.export is not None
+        return self.kernel.subsystems[attachment.export.subsystem_nqn].namespaces[str(nsid)]["enable"] == "0"
+
     def reached(self) -> set[str]:
         """What connected hosts can read and write."""
         return {device for _, device in self.kernel.reachable()}

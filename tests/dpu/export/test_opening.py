@@ -77,6 +77,12 @@ class Rpc(SpdkRpc):
         self.code = code
         self.calls: list[tuple[str, dict[str, Any]]] = []
 
+    def connect(self, timeout_s: float, /) -> int:
+        return 1
+
+    def close(self) -> None:
+        pass
+
     def call(self, method: str, timeout_s: float, /, **parameters: object) -> Any:
         self.calls.append((method, parameters))
         if self.code:
