@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import shlex
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
 from meshfusion.dpu.pool_dir import read_label_at
-from meshfusion.jbof.errors import ConfigError, FormatError, MeshFusionError
+from meshfusion.jbof.errors import ConfigError, FormatError, MeshFusionError, PoolBusyError
 from meshfusion.jbof.format import DATA_START_LBA, LBA_BYTES
 from meshfusion.jbof.label import Label
 from meshfusion.jbof.media.drive_facts import drive_name
@@ -55,6 +57,7 @@ def check_data_path(
             f"{data_path} is {serial!r}, not {overwrite_serial!r}: nothing was overwritten",
             next_step="name the drive that is meant, by its path and its serial",
         )
+    _check_unclaimed(data_path)
     with contextlib.closing(open_data_file(data_path, writable=True, direct=DirectMode.AUTO)) as data:
         if data.size_bytes < size_bytes:
             raise ConfigError(
@@ -74,6 +77,20 @@ def check_data_path(
             next_step="make sure it is the right device and that nobody needs what is on it, then overwrite it: "
             f"mfctl pool create or jbof add with --force --serial {shlex.quote(serial)}",
         )
+
+
+def _check_unclaimed(data_path: Path) -> None:
+    """Of a device: no filesystem that is mounted, no volume and no encrypted drive lies on it. (open(2), O_EXCL.)"""
+    if not data_path.is_block_device():
+        return
+    try:
+        os.close(os.open(data_path, os.O_RDONLY | os.O_EXCL | os.O_CLOEXEC))
+    except OSError as error:
+        if error.errno == errno.EBUSY:
+            raise PoolBusyError(
+                f"{data_path} is in use: mounted, or something lies on it, such as a volume or an encrypted drive",
+                next_step=f"see what: lsblk {shlex.quote(str(data_path))}; and name another device, or end that",
+            ) from error
 
 
 def _label_on(data_path: Path) -> Label | None:

@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from meshfusion.dpu.api.address import is_same_place, parse_address
+from meshfusion.dpu.api.doors import Address
 from meshfusion.dpu.api.tenant import DEFAULT_TENANT
 from meshfusion.dpu.config_access import AccessList, AuditConfig, TlsConfig
+from meshfusion.dpu.config_encryption import EncryptionConfig
 from meshfusion.dpu.config_exports import ExportsConfig, exports_of
+from meshfusion.dpu.config_listen import ListenAddresses
 from meshfusion.dpu.config_pool import without_effect
 from meshfusion.dpu.config_surroundings import Surroundings
 from meshfusion.dpu.config_telemetry import TelemetryConfig
@@ -29,20 +32,13 @@ from meshfusion.dpu.config_types import (
     Seconds,
     SizeBytes,
 )
+from meshfusion.dpu.encryption.note import KeyPlace
 from meshfusion.dpu.yaml_document import FieldPath, YamlDocument, read_yaml
-from meshfusion.jbof.config_problems import ConfigProblem, ConfigProblemsError, as_fix, describe_errors, misspelt
+from meshfusion.jbof.config_problems import ConfigProblem, ConfigProblemsError, describe_errors, misspelt
 from meshfusion.jbof.errors import ConfigError, FieldValueError
 from meshfusion.jbof.pool_addresses import MAX_DRIVE_NUMBER
 
 MAX_FILE_BYTES = 1 << 20
-
-
-def _listen_address(value: str) -> str:
-    try:
-        parse_address(value)
-    except ConfigError as e:
-        raise FieldValueError(e.message, as_fix(e.next_step)) from e
-    return value
 
 
 class PoolConfig(ConfigModel):
@@ -68,6 +64,17 @@ class PoolConfig(ConfigModel):
         "For several drives a list, [/dev/nvme1n1, /dev/nvme2n1]; later ones: mfctl jbof add.",
         examples=["/dev/nvme1n1"],
     )
+    encryption: EncryptionConfig | None = None
+
+    @model_validator(mode="after")
+    def _only_devices_are_encrypted(self) -> PoolConfig:
+        if self.encryption is not None and self.create and self.data_path is None:
+            raise FieldValueError(
+                "is needed with encryption: a file in the pool's directory cannot be encrypted",
+                "name a block device for each drive, or remove encryption",
+                field="data_path",
+            )
+        return self
 
 
 class LeaseConfig(ConfigModel):
@@ -129,6 +136,14 @@ class LimitsConfig(ConfigModel):
     )
 
 
+def _bdevs_in_the_clear(field: str) -> FieldValueError:
+    return FieldValueError(
+        "names what SPDK has already, beside encryption, which is the kernel's and which SPDK would pass by",
+        "remove it, so that an aio bdev is made of each encrypted drive; or remove encryption and name a crypto bdev",
+        field=field,
+    )
+
+
 class TenantPoolConfig(ConfigModel):
     """One of several pools, and whose it is."""
 
@@ -146,6 +161,12 @@ class TenantPoolConfig(ConfigModel):
         description="With target: spdk, the bdevs that are there already, by the numbers of this pool's drives.",
         examples=["{0: lvs/red}"],
     )
+
+    @model_validator(mode="after")
+    def _named_bdevs_are_not_encrypted(self) -> TenantPoolConfig:
+        if self.bdevs and self.pool.encryption is not None:
+            raise _bdevs_in_the_clear("bdevs")
+        return self
 
 
 class DrivesConfig(ConfigModel):
@@ -176,9 +197,10 @@ class LogConfig(ConfigModel):
 class ServiceConfig(ConfigModel):
     """The whole file."""
 
-    listen: Annotated[str, AfterValidator(_listen_address)] = Field(
+    listen: ListenAddresses = Field(
         description="Where engines connect: unix:///path (only this user can connect), a loopback host:port (every "
-        "user of the machine can), or any other with tls and access or tokens_file.",
+        "user of the machine can), or any other with tls and access or tokens_file. Or several: "
+        "[unix:///run/meshfusion/meshfusion.sock, 10.0.0.1:7700], where callers on the socket need nothing to show.",
         examples=["unix:///run/meshfusion/meshfusion.sock"],
     )
     pool: PoolConfig | None = None
@@ -216,11 +238,30 @@ class ServiceConfig(ConfigModel):
     @model_validator(mode="after")
     def _engines_and_monitors_have_places_of_their_own(self) -> ServiceConfig:
         telemetry = self.telemetry.listen
-        if telemetry is not None and is_same_place(parse_address(telemetry), parse_address(self.listen)):
+        if telemetry is not None and any(is_same_place(parse_address(telemetry), each) for each in self.addresses):
             raise FieldValueError(
                 f"{telemetry} is where engines connect, too", "use another port or socket", field="telemetry.listen"
             )
         return self
+
+    @model_validator(mode="after")
+    def _a_named_bdev_is_not_encrypted(self) -> ServiceConfig:
+        spdk = None if self.exports is None else self.exports.spdk
+        if self.pool is not None and self.pool.encryption is not None and spdk is not None and spdk.named_bdevs:
+            raise _bdevs_in_the_clear("exports.spdk.bdev" if spdk.bdev is not None else "exports.spdk.bdevs")
+        return self
+
+    @property
+    def addresses(self) -> tuple[Address, ...]:
+        """Of ``listen``."""
+        return tuple(map(parse_address, self.listen))
+
+    def medium_of(self, name: str) -> MediumConfig:
+        """Of the pool that is served under that name, "" for the only one."""
+        if self.pools is None:
+            assert not name, f"there are no pools, and so none called {name}"
+            return self.medium
+        return self.pools[name].medium
 
     @property
     def served(self) -> tuple[ServedPool, ...]:
@@ -246,6 +287,11 @@ class ServedPool:
     medium: MediumConfig
     exports: ExportsConfig | None
     limits: LimitsConfig | None
+
+    @property
+    def place(self) -> KeyPlace | None:
+        """Of its key and headers; None: it shall not be encrypted."""
+        return None if self.pool.encryption is None else self.pool.encryption.place
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -88,16 +89,17 @@ class AccessProblem(NamedTuple):
 def access_problems(data: dict[Any, Any]) -> Iterator[AccessProblem]:
     """What does not go together, and what is wrong with the files that are named. ``data`` is what the file holds, not
     yet checked: to be told along with all the rest, and silent about what the model tells."""
-    address, tls = _address(data.get("listen")), data.get("tls")
+    addresses, tls = addresses_of(data.get("listen")), data.get("tls")
     access, tokens_file = data.get("access"), data.get("tokens_file")
     client_ca = tls.get("client_ca") if isinstance(tls, dict) else None
     is_known_by = access is not None or tokens_file is not None
-    if isinstance(address, TcpAddress) and not address.is_loopback and (tls is None or not is_known_by):
-        problem = f"is not a loopback address, and {NOT_SECURED}"
-        yield AccessProblem(("listen",), data["listen"], problem, SECURE_IT)
-    if isinstance(address, UnixAddress) and tls is not None:
+    for text, address in addresses.items():
+        if isinstance(address, TcpAddress) and not address.is_loopback and (tls is None or not is_known_by):
+            problem = f"is not a loopback address, and {NOT_SECURED}"
+            yield AccessProblem(("listen",), text, problem, SECURE_IT)
+    if addresses and tls is not None and all(isinstance(address, UnixAddress) for address in addresses.values()):
         problem = "is not for a unix socket, which is this machine's alone and guarded by its mode"
-        yield AccessProblem(("tls",), None, problem, "remove it, or listen on host:port")
+        yield AccessProblem(("tls",), None, problem, "remove it, or listen on host:port, too")
     if access is not None and client_ca is None:
         problem = "names certificates, and without tls.client_ca callers show none"
         yield AccessProblem(("access",), None, problem, "set tls.client_ca, or use tokens_file")
@@ -140,11 +142,13 @@ def _tls_problems(tls: dict[Any, Any]) -> Iterator[AccessProblem]:
         yield AccessProblem(("tls", error.field), named[error.field], error.problem, error.fix)
 
 
-def _address(listen: object) -> TcpAddress | UnixAddress | None:
-    try:
-        return parse_address(listen) if isinstance(listen, str) else None
-    except ConfigError:
-        return None
+def addresses_of(listen: object) -> dict[str, TcpAddress | UnixAddress]:
+    """Of what stands there, one or several; without those that the model rejects."""
+    found: dict[str, TcpAddress | UnixAddress] = {}
+    for text in listen if isinstance(listen, list) else [listen]:
+        with contextlib.suppress(ConfigError):
+            found |= {text: parse_address(text)} if isinstance(text, str) else {}
+    return found
 
 
 def _is_path(value: object) -> TypeGuard[str]:

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
-from pydantic import BaseModel
-
 from meshfusion.dpu.api.service_types import ConfigChange, ReloadReport
 from meshfusion.dpu.config import ServiceConfig
 from meshfusion.dpu.tuning import Tuning
@@ -29,6 +27,11 @@ RELOADABLE: Final[Mapping[str, str]] = MappingProxyType(
         "log.file": "at once; an unchanged one is opened anew",
     }
 )
+# Of each of several pools that is served already, within pools.NAME.
+RELOADABLE_OF_A_POOL: Final = frozenset({"medium.drive_writes_per_day", "medium.free_fraction"})
+assert RELOADABLE.keys() >= RELOADABLE_OF_A_POOL, "what can be changed of one of several can be of an only one"
+
+_Path = tuple[str, ...]  # names of pools may hold dots
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,20 +45,26 @@ class ConfigChanges:
 def compare(before: ServiceConfig, after: ServiceConfig) -> ConfigChanges:
     """``before``: what the service runs with, ``after``: what the file says now."""
     former, latter = dict(_leaves(before.model_dump())), dict(_leaves(after.model_dump()))
-    changed = [key for key in (*former, *latter) if former.get(key) != latter.get(key)]
-    changes = [ConfigChange(key, _shown(former, key), _shown(latter, key)) for key in dict.fromkeys(changed)]
+    changed = [path for path in dict.fromkeys((*former, *latter)) if former.get(path) != latter.get(path)]
+    # What only one of them has is of a pool that came or went, or of a part that did.
+    applied = [path for path in changed if path in former and path in latter and _is_reloadable(path)]
+    changes = {path: ConfigChange(".".join(path), _shown(former, path), _shown(latter, path)) for path in changed}
+    running: Any = before
+    for path in applied:
+        running = _with(running, after, path)
     report = ReloadReport(
-        applied=tuple(change for change in changes if change.key in RELOADABLE),
-        needs_restart=tuple(change for change in changes if change.key not in RELOADABLE),
+        applied=tuple(changes[path] for path in applied),
+        needs_restart=tuple(change for path, change in changes.items() if path not in applied),
     )
-    return ConfigChanges(report, _with(before, after, [change.key for change in report.applied]))
+    return ConfigChanges(report, running)
 
 
-def tuning_of(config: ServiceConfig) -> Tuning:
-    """With ``pools``, what is of ``medium`` has no meaning: each has its own."""
+def tuning_of(config: ServiceConfig, pool: str = "") -> Tuning:
+    """``pool``: the name of one of several, each of which has a ``medium`` of its own."""
+    medium = config.medium_of(pool)
     return Tuning(
-        drive_writes_per_day=config.medium.drive_writes_per_day,
-        free_fraction=config.medium.free_fraction,
+        drive_writes_per_day=medium.drive_writes_per_day,
+        free_fraction=medium.free_fraction,
         max_pinned_fraction=config.leases.max_pinned_fraction,
         quarantine_max_fraction=config.leases.quarantine_max_fraction,
         check_interval_s=config.drives.check_interval_s,
@@ -63,17 +72,23 @@ def tuning_of(config: ServiceConfig) -> Tuning:
     )
 
 
-def _leaves(part: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _is_reloadable(path: _Path) -> bool:
+    if path[0] == "pools":
+        return ".".join(path[2:]) in RELOADABLE_OF_A_POOL
+    return ".".join(path) in RELOADABLE
+
+
+def _leaves(part: Mapping[str, Any], at: _Path = ()) -> Iterator[tuple[_Path, Any]]:
     for name, value in part.items():
         if isinstance(value, Mapping) and value:
-            yield from _leaves(value, f"{prefix}{name}.")
+            yield from _leaves(value, (*at, str(name)))
         else:
-            yield f"{prefix}{name}", value
+            yield (*at, str(name)), value
 
 
-def _shown(leaves: Mapping[str, Any], key: str) -> str:
+def _shown(leaves: Mapping[_Path, Any], path: _Path) -> str:
     """For people; a secret's text is its type's own, which hides it."""
-    value = leaves.get(key)
+    value = leaves.get(path)
     if value is None:
         return "not set"
     if isinstance(value, bool):
@@ -83,16 +98,10 @@ def _shown(leaves: Mapping[str, Any], key: str) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
-def _with(before: ServiceConfig, after: ServiceConfig, keys: list[str]) -> ServiceConfig:
-    """``before``, but for these keys, which both have."""
-    merged = before
-    for key in keys:
-        *parts, name = key.split(".")
-        assert len(parts) <= 1, "keys that can be reloaded lie at most one level deep"
-        value = getattr(getattr(after, parts[0]) if parts else after, name)
-        if not parts:
-            merged = merged.model_copy(update={name: value})
-            continue
-        part: BaseModel = getattr(merged, parts[0])
-        merged = merged.model_copy(update={parts[0]: part.model_copy(update={name: value})})
-    return merged
+def _with(before: Any, after: Any, path: _Path) -> Any:
+    """``before``, a model or a mapping of names to models, but for what stands at ``path``, which both have."""
+    name, *rest = path
+    if isinstance(before, Mapping):
+        return {**before, name: _with(before[name], after[name], tuple(rest))}
+    value = getattr(after, name)
+    return before.model_copy(update={name: _with(getattr(before, name), value, tuple(rest)) if rest else value})

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from meshfusion.dpu.api.tenant import DEFAULT_TENANT
 from meshfusion.dpu.blank_drives import check_data_paths
 from meshfusion.dpu.drive_list import pool_of_killed_creation
+from meshfusion.dpu.encryption.note import read_note
 from meshfusion.dpu.pool_create import planned_geometry
 from meshfusion.dpu.pool_dir import PoolLayout
 from meshfusion.dpu.pool_drives import find_drives
@@ -130,7 +131,9 @@ def without_effect(
         size = format_size(pool_segment_bytes)
         notes.append(f"pool.segment_size = {format_size(segment_bytes)} {kept} segments of {size}")
     if not found.absent:  # else it may be one of those
-        known = {drive.path.resolve() for drive in found.here}
+        note = read_note(layout)
+        slices = () if note is None else note.slices
+        known = {one.device.resolve() for one in slices} | {drive.path.resolve() for drive in found.here}
         pool, size = shlex.quote(str(path)), format_size(label.end_lba * label.lba_bytes)
         notes += [
             f"pool.data_path = {data_path} has no effect: the pool {path} exists already, without it; to add it: "

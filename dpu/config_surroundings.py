@@ -7,9 +7,10 @@ import os
 from pathlib import Path
 from typing import Any, Final
 
-from meshfusion.dpu.api.address import UnixAddress, parse_address
+from meshfusion.dpu.api.address import UnixAddress
 from meshfusion.dpu.budgets import budget_problem
-from meshfusion.dpu.config_access import access_problems
+from meshfusion.dpu.config_access import access_problems, addresses_of
+from meshfusion.dpu.config_encryption import encryption_problems, look_at_encryption
 from meshfusion.dpu.config_pool import NewPool, look_at_pool, new_geometries, pool_is_absent, room_problem
 from meshfusion.dpu.config_tenants import pools_of, tenants_of, value_at
 from meshfusion.dpu.export.opening import check_target
@@ -56,11 +57,11 @@ class Surroundings:
 
     def _look_at_sockets(self) -> None:
         for field in (("listen",), ("telemetry", "listen")):
-            listen = value_at(self._document.data, field)
-            folder = _socket_directory(listen)
-            problem = directory_problem(folder) if folder is not None else None
-            if problem:
-                self._add(field, listen, f"the socket's directory {folder} {problem[0]}", problem[1])
+            for text, address in addresses_of(value_at(self._document.data, field)).items():
+                folder = address.path.parent if isinstance(address, UnixAddress) else None
+                problem = directory_problem(folder) if folder is not None else None
+                if problem:
+                    self._add(field, text, f"the socket's directory {folder} {problem[0]}", problem[1])
 
     def _look_at_access(self) -> None:
         for found in access_problems(self._document.data):
@@ -108,6 +109,8 @@ class _PoolLook:
 
     def look(self) -> None:
         pool = value_at(self._document.data, self._at)
+        for name, value, found, fix in encryption_problems(pool.get("encryption")):
+            self._add(name, value, found, fix, within=(*self._at, "encryption"))
         if not _is_absolute(pool.get("path")):
             if pool.get("create") is True:
                 self._check_sizes(pool)
@@ -125,6 +128,11 @@ class _PoolLook:
 
     def _look_at_existing(self, pool: dict[Any, Any]) -> None:
         tenants = tenants_of(self._document.data, self._at)
+        problem, self.warnings = look_at_encryption(Path(pool["path"]), pool.get("encryption"))
+        if problem:
+            self._add("encryption", None, *problem)
+        if problem or self.warnings:
+            return
         found = look_at_pool(Path(pool["path"]), tenants)
         if found.problem:
             self._add("path", pool["path"], found.problem.problem, found.problem.fix)
@@ -219,14 +227,6 @@ def directory_problem(path: Path) -> tuple[str, str] | None:
 
 
 # ---- inside ------------------------------------------------------------------------------------------------------
-
-
-def _socket_directory(listen: object) -> Path | None:
-    try:
-        address = parse_address(listen) if isinstance(listen, str) else None
-    except ConfigError:
-        return None
-    return address.path.parent if isinstance(address, UnixAddress) else None
 
 
 def _data_paths(value: Any) -> tuple[Path, ...]:

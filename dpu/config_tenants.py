@@ -3,6 +3,7 @@ told along with what the model rejects."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Annotated, Any, Final, NamedTuple
 from pydantic import AfterValidator
 
 from meshfusion.dpu.api.tenant import DEFAULT_TENANT, check_name
+from meshfusion.dpu.encryption.note import read_note
 from meshfusion.dpu.pool_dir import PoolLayout
 from meshfusion.dpu.pool_drives import find_drives
 from meshfusion.dpu.slices import block_devices_under
@@ -73,11 +75,7 @@ def pools_problems(data: Any, meant: frozenset[FieldPath], *, closely: bool) -> 
 
 
 def _problems_beside_several(data: Any, meant: frozenset[FieldPath]) -> Iterator[_Problem]:
-    """What a service has of its one pool, and has to be told, or cannot have, with several."""
-    listen = value_at(data, ("telemetry", "listen"))
-    if listen is not None:
-        problem = "stands beside pools, and what monitors are told is of one pool only, so far"
-        yield ("telemetry", "listen"), listen, problem, "remove it; mfctl pool status --pool NAME tells of each pool"
+    """What a service has of its one pool, and has to be told with several."""
     audit = data.get("audit")
     is_told = bool(audit) and not isinstance(audit, dict)
     if value_at(data, ("audit", "path")) is None and not is_told and not meant & {("audit",), ("audit", "path")}:
@@ -198,11 +196,14 @@ def _identity(path: Path) -> object:
 
 
 def _drives_of(path: Path) -> set[Path]:
-    """Of the pool there, if there is one that can be read; what is wrong with it is told elsewhere."""
-    try:
-        return set(find_drives(PoolLayout(path)).paths)
-    except (MeshFusionError, OSError):
-        return set()
+    """Of the pool there, if there is one that can be read, and what they are encrypted on; what is wrong with it is
+    told elsewhere."""
+    drives: set[Path] = set()
+    with contextlib.suppress(MeshFusionError, OSError):
+        note = read_note(PoolLayout(path))
+        drives = set() if note is None else {one.device for one in note.slices}
+        drives |= set(find_drives(PoolLayout(path)).paths)
+    return drives
 
 
 def _is_absolute(value: Any) -> bool:

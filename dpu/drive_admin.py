@@ -17,6 +17,7 @@ from typing import Final
 from meshfusion.dpu.api.drive_types import AddDriveRequest, DrainDriveRequest, DriveStatus, RemoveDriveRequest
 from meshfusion.dpu.drive_list import read_drive_list, write_drive_list
 from meshfusion.dpu.drive_return import take_back
+from meshfusion.dpu.encryption.making import slices_at, undo
 from meshfusion.dpu.export.keeper import ExportKeeper
 from meshfusion.dpu.index import Index
 from meshfusion.dpu.index_files import map_size_bytes
@@ -25,6 +26,7 @@ from meshfusion.dpu.pool_drives import find_drives
 from meshfusion.dpu.pool_remove import list_of, only_drive, unknown_drive
 from meshfusion.dpu.running_drives import RunningDrives
 from meshfusion.jbof.drives.life_words import Admit, Checked, Drain
+from meshfusion.jbof.drives.system.luks import CRYPTSETUP, Luks
 from meshfusion.jbof.errors import ConfigError, MediaError, PoolBusyError, ServiceUnavailableError
 from meshfusion.jbof.pool_addresses import MAX_DRIVE_SEGMENTS, first_segment
 
@@ -45,10 +47,12 @@ class ServedDriveAdmin:
         changes: threading.Lock,
         clock: Callable[[], float],
         look_again: Callable[[], None],
+        luks: Luks = CRYPTSETUP,
     ) -> None:
         self._drives, self._index, self._exports = drives, index, exports
         self._mutex, self._changes = mutex, changes
         self._clock, self._look_again = clock, look_again
+        self._luks = luks
         self._is_closed = False
 
     def close(self, deadline_s: float) -> bool:
@@ -78,6 +82,7 @@ class ServedDriveAdmin:
                     request.overwrite_serial or None,
                     self._drives.check_budget,
                     is_wiped=True,
+                    luks=self._luks,
                 )
             except OSError as error:
                 raise MediaError(
@@ -154,6 +159,8 @@ class ServedDriveAdmin:
             count = self._index.forget_drive(range(first, first + MAX_DRIVE_SEGMENTS))
             if drive is not None and drive.path.parent == layout.directory:
                 drive.path.unlink(missing_ok=True)
+            if drive is not None:
+                undo(layout, slices_at(layout, (drive.path,), self._luks), self._luks)
             return count
 
     # ---- inside --------------------------------------------------------------------------------------------------
@@ -172,6 +179,7 @@ class ServedDriveAdmin:
                 request.overwrite_serial or None,
                 self._drives.check_budget,
                 self._go_on,
+                self._luks,
             )
 
     def _go_on(self, done_bytes: int, total_bytes: int) -> None:

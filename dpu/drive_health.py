@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from meshfusion.jbof.drives.drive import Drive
+from meshfusion.jbof.drives.system.dm_mappings import below_encryption
 from meshfusion.jbof.drives.system.server import ServerDrives
 from meshfusion.jbof.errors import MeshFusionError
 
@@ -16,7 +17,7 @@ ReadHealth = Callable[[Mapping[int, Path]], Mapping[int, Drive]]
 
 def read_health(paths: Mapping[int, Path]) -> Mapping[int, Drive]:
     """Those that cannot be asked (without root none can) are left out."""
-    devices = {number: path for number, path in paths.items() if path.is_block_device()}
+    devices = {number: below_encryption(path) for number, path in paths.items() if path.is_block_device()}
     if not devices:
         return {}
     try:

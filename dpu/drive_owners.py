@@ -25,6 +25,7 @@ from meshfusion.jbof.drives import ownership
 from meshfusion.jbof.drives.ownership import DriveOwnedError, OwnerRecords, Ownership
 from meshfusion.jbof.drives.reservation import Reservations
 from meshfusion.jbof.drives.system.block_reservations import BlockReservations
+from meshfusion.jbof.drives.system.dm_mappings import below_encryption
 from meshfusion.jbof.drives.system.medium_records import MediumRecords
 from meshfusion.jbof.errors import MediaError, MeshFusionError, UnsupportedError
 from meshfusion.jbof.format import LBA_BYTES, RESERVATION_RECORD_LBA
@@ -163,11 +164,12 @@ class DriveOwners:
 
 def open_block_reservable(path: Path) -> Reservable | None:
     """A block device's, through Linux. Without the right to ask for reservations the machine's lock must do, and that
-    is told (:meth:`DriveOwners.take`)."""
+    is told (:meth:`DriveOwners.take`). Of an encrypted one the device below it is reserved, since dm-crypt passes only
+    part of the calls on; the owner's record is on the medium, and so encrypted."""
     if not path.is_block_device():
         return None
     records = MediumRecords(path, RESERVATION_RECORD_LBA * LBA_BYTES)
-    return Reservable(BlockReservations.open(path), records, physical_device(path))
+    return Reservable(BlockReservations.open(below_encryption(path)), records, physical_device(path))
 
 
 def service_id(layout: PoolLayout) -> uuid.UUID:

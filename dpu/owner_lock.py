@@ -36,11 +36,8 @@ class OwnerLock:
 
         Raises :class:`PoolBusyError`, or :class:`MediaError` for anything else.
         """
-        directory_fd = _open(layout.lock, os.O_RDWR | os.O_CREAT)
+        directory_fd = _take_directory(layout)
         try:
-            if not _lock(directory_fd):
-                owner = _owner(directory_fd)
-                raise _in_use(layout, owner.process, owner.address)
             data_fds = _lock_all(layout, data or (layout.data,))
         except BaseException:
             os.close(directory_fd)
@@ -114,6 +111,28 @@ def _announced(layout: PoolLayout) -> _Owner:
     finally:
         os.close(descriptor)
     return _NOBODY
+
+
+@contextlib.contextmanager
+def lock_directory(layout: PoolLayout) -> Iterator[None]:
+    """Nobody has the pool meanwhile; its drives may be away. Raises as :meth:`OwnerLock.take`."""
+    descriptor = _take_directory(layout)
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _take_directory(layout: PoolLayout) -> int:
+    descriptor = _open(layout.lock, os.O_RDWR | os.O_CREAT)
+    try:
+        if not _lock(descriptor):
+            owner = _owner(descriptor)
+            raise _in_use(layout, owner.process, owner.address)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 @contextlib.contextmanager

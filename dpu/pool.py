@@ -37,6 +37,7 @@ from meshfusion.dpu.segment_map import SegmentMapper, SegmentView
 from meshfusion.dpu.store.checks import refuse_unserved
 from meshfusion.dpu.store.steps import Step
 from meshfusion.dpu.tuning import Tuning
+from meshfusion.jbof.drives.system.luks import CRYPTSETUP, Luks
 from meshfusion.jbof.errors import FormatError, MeshFusionError
 from meshfusion.jbof.pool_addresses import drive_of_namespace
 
@@ -77,6 +78,7 @@ class Pool:
         open_reservable: OpenReservable = open_block_reservable,
         tenants: frozenset[str] = frozenset({DEFAULT_TENANT}),
         drive_keys: DriveKeys | None = None,
+        luks: Luks = CRYPTSETUP,
     ) -> Pool:
         """Own the pool at ``path``. ``exports`` makes the keeper of its exports: without one, data is reached locally.
         ``damaged``: the pool may be served before its index is looked through, ``first_look_s`` after the scan's begin;
@@ -84,7 +86,7 @@ class Pool:
 
         ``may_take_over``: drives that another machine's service owns are taken from it: it is dead, or to be cut off.
         ``tenants``: whose engines may use it, and so see what it holds. ``drive_keys``: the service's, where it has
-        other pools, too.
+        other pools, too. ``luks``: encrypts drives that are added to an encrypted pool, whose slices are open.
 
         Raises PoolBusyError, FormatError or MediaError, each with a way out, what ``exports`` raises, and ConfigError
         when hosts may still reach the data through other exports than these, and when it holds what is of others.
@@ -101,7 +103,7 @@ class Pool:
         )
         with contextlib.ExitStack() as opened:
             taken = take_pool(PoolLayout(path.absolute()), taking, opened)
-            parts = wire(taken, drive_options or DriveOptions(), damaged)
+            parts = wire(taken, drive_options or DriveOptions(), damaged, luks)
             opened.pop_all()  # the parts give it back, after their threads have ended
         try:
             parts.start()
@@ -135,7 +137,7 @@ class Pool:
         )
 
     def match(self, request: api.MatchRequest, *, deadline_s: float) -> api.MatchReply:
-        found = self._index.get_many(key for group in request.groups for key in group.keys if key)
+        found = self._index.stored([key for group in request.groups for key in group.keys if key])
         with self._mutex:
             return self._store.match(self._clock(), request, self._drives.reach.known_to(request.holder_id, found))
 

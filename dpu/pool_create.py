@@ -8,10 +8,21 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 
 from meshfusion.dpu.blank_drives import check_data_path, check_data_paths, check_exists
 from meshfusion.dpu.drive_list import DriveList, pool_of_killed_creation, read_drive_list, write_drive_list
+from meshfusion.dpu.encryption.making import (
+    check_can_encrypt,
+    clear_remains,
+    close_all,
+    encrypt,
+    slices_at,
+    undo,
+    undo_all,
+)
+from meshfusion.dpu.encryption.note import KeyPlace, read_note
 from meshfusion.dpu.index_files import create_index
 from meshfusion.dpu.owner_lock import OwnerLock, lock_data
 from meshfusion.dpu.pool_dir import PoolLayout, geometry_of, remove_new_label, write_new_label
@@ -21,12 +32,14 @@ from meshfusion.dpu.pool_place import (
     DATA_POINTER,
     building,
     check_free,
+    check_not_in_progress,
     own_file,
     sync_directory,
     write_durably,
 )
 from meshfusion.dpu.pool_sizes import size_problems, usual_segment_bytes
 from meshfusion.dpu.pool_wipe import Tell, nobody, wipe
+from meshfusion.jbof.drives.system.luks import CRYPTSETUP, Luks
 from meshfusion.jbof.errors import ConfigError, MediaError, MeshFusionError, UnsupportedError
 from meshfusion.jbof.format import DATA_START_LBA, LBA_BYTES
 from meshfusion.jbof.label import Label
@@ -46,13 +59,16 @@ def create_pool(
     data_path: Path | None = None,
     overwrite_serial: str | None = None,
     tell: Tell = nobody,
+    encryption: KeyPlace | None = None,
+    luks: Luks = CRYPTSETUP,
 ) -> Label:
     """Make a new, empty pool in ``path``: a new directory, or one that :func:`~meshfusion.dpu.pool_place.is_free`.
     Space is reserved now, so a full disk shows now. Of ``size_bytes``, whole blocks and segments are used.
     ``segment_bytes`` None: :func:`~meshfusion.dpu.pool_sizes.usual_segment_bytes`.
     ``overwrite_serial``: what is on ``data_path`` may be overwritten if this is its drive's serial, or its own name.
     Nothing of it can be read afterwards (:mod:`meshfusion.dpu.pool_wipe`), which may take as long as overwriting it
-    all; ``tell`` is told how far that is.
+    all; ``tell`` is told how far that is. ``encryption``: what is written to ``data_path`` is encrypted, with the key
+    there; its drive is closed again when this returns (:func:`~meshfusion.dpu.encryption.slices.open_slices`).
 
     Raises :class:`ConfigError` for sizes and paths that cannot work and when something is in ``path`` already,
     :class:`FormatError` when something is on ``data_path``, :class:`~meshfusion.jbof.errors.PoolBusyError` while
@@ -66,6 +82,8 @@ def create_pool(
         data_paths=(data_path,),
         overwrite_serial=overwrite_serial,
         tell=tell,
+        encryption=encryption,
+        luks=luks,
     )
     return label
 
@@ -78,6 +96,8 @@ def create_pool_of_drives(
     data_paths: Sequence[Path | None],
     overwrite_serial: str | None = None,
     tell: Tell = nobody,
+    encryption: KeyPlace | None = None,
+    luks: Luks = CRYPTSETUP,
 ) -> tuple[Label, ...]:
     """As :func:`create_pool`, with a drive for each of ``data_paths``, None for a file in ``path``; ``size_bytes``: of
     each. ``overwrite_serial``: of a pool of one drive."""
@@ -91,6 +111,10 @@ def create_pool_of_drives(
     named = [data_path for data_path in data_paths if data_path is not None]
     try:
         _check_place(path)
+        check_not_in_progress(path)
+        clear_remains(PoolLayout(path), luks)
+        if encryption is not None:
+            _check_encrypted(encryption, data_paths, luks)
         left_by = pool_of_killed_creation(path)
         check_data_paths(named, size_bytes, overwrite_serial, left_by)
         pool_uuid = uuid.uuid4().bytes
@@ -99,7 +123,13 @@ def create_pool_of_drives(
             for number, data_path in enumerate(data_paths)
         )
         with building(path):
-            _build(PoolLayout(path), labels, size_bytes, data_paths, overwrite_serial, left_by, tell)
+            encrypting = None if encryption is None else partial(encrypt, PoolLayout(path), encryption, luks=luks)
+            try:
+                _build(PoolLayout(path), labels, size_bytes, data_paths, overwrite_serial, left_by, tell, encrypting)
+            except BaseException:
+                undo_all(PoolLayout(path), luks)
+                raise
+        close_all(PoolLayout(path), luks)
     except DataFileError as error:
         if error.errno != errno.EFBIG:
             raise
@@ -121,6 +151,7 @@ def add_drive(
     data_path: Path | None = None,
     overwrite_serial: str | None = None,
     tell: Tell = nobody,
+    luks: Luks = CRYPTSETUP,
 ) -> Label:
     """Give the pool at ``path``, which nobody serves, another drive: the empty ``data_path`` or a file in ``path``.
     ``tell``: as of :func:`create_pool`.
@@ -132,7 +163,7 @@ def add_drive(
     drives = find_drives(layout)
     owner = OwnerLock.take(layout, drives.paths)
     try:
-        return add_listed_drive(layout, drives, size_bytes, data_path, overwrite_serial, tell=tell)
+        return add_listed_drive(layout, drives, size_bytes, data_path, overwrite_serial, tell=tell, luks=luks)
     except OSError as error:
         raise MediaError(
             f"a drive cannot be added to {path}: {error}", next_step="check space and permissions of its directory"
@@ -151,23 +182,28 @@ def add_listed_drive(
     *,
     tell: Tell = nobody,
     is_wiped: bool = False,
+    luks: Luks = CRYPTSETUP,
 ) -> Label:
     """Of a pool that the caller owns: the drive's label is durable before the list names it. Raises as
     :func:`add_drive`, OSError, and what ``check`` raises, before anything is written. ``is_wiped``: by
-    :func:`wipe_new_drive`, just now."""
-    listed, label, data = _plan_drive(layout, drives, size_bytes, data_path, overwrite_serial)
+    :func:`wipe_new_drive`, just now. An encrypted pool's new drive is encrypted, too, and stays open."""
+    listed, label, data = _plan_drive(layout, drives, size_bytes, data_path, overwrite_serial, luks)
     check(geometry_of(label))
+    note = read_note(layout)
     if data_path is None:
         data.unlink(missing_ok=True)  # of an addition that was killed: no list names it
         create_data_file(data, size_bytes - size_bytes % LBA_BYTES)
     with lock_data(layout, data):
         if data_path is not None and not is_wiped:
             wipe(data, tell)
-        write_new_label(data, label)
-        write_drive_list(
-            layout.directory,
-            listed.with_drive(listed_drive(label, data)),
-        )
+        if note is not None:
+            (data,) = encrypt(layout, note.place, (data,), luks=luks)
+        try:
+            write_new_label(data, label)
+            write_drive_list(layout.directory, listed.with_drive(listed_drive(label, data)))
+        except BaseException:
+            undo(layout, slices_at(layout, (data,), luks), luks)
+            raise
     return label
 
 
@@ -179,16 +215,22 @@ def wipe_new_drive(
     overwrite_serial: str | None,
     check: Callable[[SegmentGeometry], None],
     tell: Tell,
+    luks: Luks = CRYPTSETUP,
 ) -> None:
     """What :func:`add_listed_drive` would do to it first, for who cannot wait inside that. Raises the same."""
-    _, label, data = _plan_drive(layout, drives, size_bytes, data_path, overwrite_serial)
+    _, label, data = _plan_drive(layout, drives, size_bytes, data_path, overwrite_serial, luks)
     check(geometry_of(label))
     with lock_data(layout, data):
         wipe(data, tell)
 
 
 def _plan_drive(
-    layout: PoolLayout, drives: PoolDrives, size_bytes: int, data_path: Path | None, overwrite_serial: str | None
+    layout: PoolLayout,
+    drives: PoolDrives,
+    size_bytes: int,
+    data_path: Path | None,
+    overwrite_serial: str | None,
+    luks: Luks,
 ) -> tuple[DriveList, Label, Path]:
     """The list without it, its label and where it lies. Changes nothing."""
     listed = read_drive_list(layout.directory) or list_of_one(drives)
@@ -201,6 +243,9 @@ def _plan_drive(
     for problem in size_problems(size_bytes, listed.segment_bytes):
         raise ConfigError(problem.problem, next_step=problem.fix)
     size_bytes -= size_bytes % LBA_BYTES
+    note = read_note(layout)
+    if note is not None:
+        _check_encrypted(note.place, (data_path,), luks)
     data = own_file(layout.directory, number) if data_path is None else data_path.absolute()
     if data_path is not None:
         check_exists(data)
@@ -231,6 +276,17 @@ def _check_place(path: Path) -> None:
     if not path.parent.is_dir():
         raise ConfigError(f"the directory {path.parent} does not exist", next_step=f"mkdir -p {path.parent}")
     check_free(path)
+
+
+def _check_encrypted(place: KeyPlace, data_paths: Sequence[Path | None], luks: Luks) -> None:
+    devices = [data_path for data_path in data_paths if data_path is not None]
+    if len(devices) < len(data_paths):
+        raise ConfigError(
+            "a file in the pool's directory cannot be encrypted, only a block device",
+            next_step="name one for each drive with data_path (--data-path), or leave encryption to the filesystem "
+            "that the directory lies on",
+        )
+    check_can_encrypt(place, devices, luks)
 
 
 def _new_label(
@@ -272,6 +328,7 @@ def _build(
     overwrite_serial: str | None,
     left_by: bytes | None,
     tell: Tell,
+    encrypting: Callable[[Sequence[Path]], tuple[Path, ...]] | None = None,
 ) -> None:
     """All parts; the index comes to its place last and at once, and without an index this is no pool. Before that no
     label is on a drive that the list does not name."""
@@ -286,6 +343,8 @@ def _build(
                 check_data_path(file, size_bytes, overwrite_serial, left_by)
         for named in filter(None, data_paths):  # once all are known to be usable
             wipe(named.absolute(), tell)
+        if encrypting is not None:
+            files = list(encrypting(files))
         if data_paths[0] is not None:
             write_durably(layout.directory / DATA_POINTER, str(files[0]))
         layout.holders.mkdir(mode=0o700)

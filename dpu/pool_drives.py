@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from meshfusion.dpu.drive_list import DriveList, ListedDrive, read_drive_list
+from meshfusion.dpu.encryption.note import read_note, refuse_erased
 from meshfusion.dpu.pool_dir import (
     PoolLayout,
     check_is_pool,
@@ -106,6 +107,7 @@ def find_drives(layout: PoolLayout) -> PoolDrives:
     here."""
     check_is_pool(layout)
     listed = read_drive_list(layout.directory)
+    _check_encryption(layout, listed)
     if listed is None:
         return _only_drive(layout)
     return _look(listed, lambda drive: _usable(layout, listed, drive))
@@ -118,6 +120,7 @@ def find_drives_to_index(layout: PoolLayout) -> PoolDrives:
     belongs there is probably at hand, and must not be left out."""
     check_was_pool(layout)
     listed = read_drive_list(layout.directory)
+    _check_encryption(layout, listed)
     if listed is None:
         return _only_drive(layout)
     return _look(listed, lambda drive: _found(layout, listed, drive), fatal=WrongDriveError)
@@ -139,6 +142,21 @@ def listed_drive(label: Label, path: Path) -> ListedDrive:
         label.drive_uuid.hex(),
         label.segment_count,
         name=label.drive_name,
+    )
+
+
+def _check_encryption(layout: PoolLayout, listed: DriveList | None) -> None:
+    """Is its key there, and has somebody opened its drives? Else they would be told to be missing. Raises
+    FormatError."""
+    note = read_note(layout)
+    refuse_erased(layout, note)
+    if note is None or listed is None or any(drive.path.exists() for drive in listed.drives):
+        return
+    devices = ", ".join(str(one.device) for one in note.slices)
+    raise FormatError(
+        f"the pool {layout.directory} is encrypted, and its drives, on {devices}, are not open",
+        next_step="let its service open them, by mfctl service run, and point engines at it; or look at the pool with "
+        "mfctl, as a user who may read its key file",
     )
 
 

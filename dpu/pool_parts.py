@@ -26,6 +26,7 @@ from meshfusion.dpu.pool_transactions import Transactions
 from meshfusion.dpu.running_drives import RunningDrives
 from meshfusion.dpu.store.effects import NoteBudget
 from meshfusion.dpu.tidier import Tidier
+from meshfusion.jbof.drives.system.luks import CRYPTSETUP, Luks
 from meshfusion.jbof.errors import FormatError, MeshFusionError
 
 logger = logging.getLogger("meshfusion.pool")
@@ -96,8 +97,14 @@ class PoolParts:
             self.taken.index.apply(NoteBudget(number, left_bytes) for number, left_bytes in left.items())
 
 
-def wire(taken: TakenPool, drive_options: DriveOptions, damaged: Callable[[FormatError], None] | None) -> PoolParts:
-    """Not started yet. ``damaged``: is told, from a thread, when the scan of the index finds damage."""
+def wire(
+    taken: TakenPool,
+    drive_options: DriveOptions,
+    damaged: Callable[[FormatError], None] | None,
+    luks: Luks = CRYPTSETUP,
+) -> PoolParts:
+    """Not started yet. ``damaged``: is told, from a thread, when the scan of the index finds damage. ``luks``: for
+    drives that come to an encrypted pool."""
     mutex, clock, store, index = threading.Lock(), taken.clock, taken.store, taken.index
     adoption = Adoption(index.segment_records(), store, taken.shelf, index, mutex)
     _follow_proof(taken, mutex, damaged)
@@ -126,7 +133,14 @@ def wire(taken: TakenPool, drive_options: DriveOptions, damaged: Callable[[Forma
         drives=drives,
         drives_keeper=keeper,
         drive_admin=ServedDriveAdmin(
-            drives, index, taken.exports, mutex=mutex, changes=changes, clock=clock, look_again=keeper.wake
+            drives,
+            index,
+            taken.exports,
+            mutex=mutex,
+            changes=changes,
+            clock=clock,
+            look_again=keeper.wake,
+            luks=luks,
         ),
         tidier=Tidier(
             store,

@@ -15,9 +15,10 @@ from meshfusion.jbof.errors import ConfigError, PoolBusyError
 
 DATA_POINTER = "data.path"  # present when the data lies outside the pool directory (a block device)
 DRIVE_LIST = "drives"  # see drive_list.py
+ENCRYPTION_NOTE = "encryption"  # see encryption/note.py
 CREATING = ".creating"  # the creator's lock and the index to be; present only while a pool is being made
 # Made before the index.
-_TEXTS = rf"{re.escape(DATA_POINTER)}|{DRIVE_LIST}"
+_TEXTS = rf"{re.escape(DATA_POINTER)}|{DRIVE_LIST}|{ENCRYPTION_NOTE}"
 _PARTS = re.compile(rf"data(\.\d+)?|holders|{_TEXTS}|\.({_TEXTS})\.new")
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from meshfusion.dpu.drive_list import DriveList, read_drive_list, write_drive_list
+from meshfusion.dpu.encryption.making import slices_at, undo
 from meshfusion.dpu.index_files import open_index
 from meshfusion.dpu.index_proof import WHOLE_SCAN_S
 from meshfusion.dpu.index_scan import scan_in_child
@@ -15,6 +16,7 @@ from meshfusion.dpu.owner_lock import OwnerLock
 from meshfusion.dpu.pool_dir import PoolLayout
 from meshfusion.dpu.pool_drives import find_drives, list_of_one
 from meshfusion.dpu.pool_rebuild import HasHosts, refuse_holders
+from meshfusion.jbof.drives.system.luks import CRYPTSETUP, Luks
 from meshfusion.jbof.errors import ConfigError
 from meshfusion.jbof.pool_addresses import MAX_DRIVE_SEGMENTS, first_segment
 
@@ -42,9 +44,9 @@ def set_draining(path: Path, number: int, *, is_draining: bool) -> None:
         owner.release()
 
 
-def remove_drive(path: Path, number: int, *, has_hosts: HasHosts | None = None) -> int:
+def remove_drive(path: Path, number: int, *, has_hosts: HasHosts | None = None, luks: Luks = CRYPTSETUP) -> int:
     """Give the drive up, and with it the chunks on it: how many. It may be away. Its data is left as it is, but for a
-    file in the pool's directory, which is deleted.
+    file in the pool's directory, which is deleted, and an encrypted drive, whose key is erased.
 
     Killed in between, it is to be done again; the pool does not open before. Raises PoolBusyError while somebody has
     the pool or may still write to it, and ConfigError for a drive that it does not have or that is its last, and when
@@ -71,6 +73,8 @@ def remove_drive(path: Path, number: int, *, has_hosts: HasHosts | None = None) 
             count = index.forget_drive(range(first, first + MAX_DRIVE_SEGMENTS))
         if drive is not None and drive.path.parent == layout.directory:
             drive.path.unlink(missing_ok=True)
+        if drive is not None:
+            undo(layout, slices_at(layout, (drive.path,), luks), luks)
         return count
     finally:
         owner.release()

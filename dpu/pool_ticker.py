@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 
 from meshfusion.dpu.pool_holders import PoolHolders
@@ -67,3 +68,4 @@ class Ticker:
         while has_more and not self._stop.is_set():
             with self._mutex:
                 has_more = self._store.tend(now_s)
+            time.sleep(0)  # a mutex is not handed on by being released: whoever waits has to run

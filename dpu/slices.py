@@ -14,7 +14,18 @@ SYSFS: Final = Path("/sys")
 
 def block_devices_under(path: Path, sysfs: Path = SYSFS) -> frozenset[str]:
     """All that the device at ``path`` lies on, not itself. Nothing of a file, and of what sysfs does not know."""
-    device = device_number(path)
+    return _all_under(device_number(path), sysfs)
+
+
+def devices_of_filesystem(path: Path, sysfs: Path = SYSFS) -> frozenset[str]:
+    """Those that the filesystem of the file at ``path`` lies on; of one in memory or over a network, none that sysfs
+    knows. Raises OSError."""
+    device = path.stat().st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    return _all_under(number, sysfs) | {number}
+
+
+def _all_under(device: str, sysfs: Path) -> frozenset[str]:
     found: set[str] = set()
     waiting = _directly_under(device, sysfs) if device else set()
     while waiting:

@@ -18,6 +18,7 @@ from meshfusion.dpu.api import types as api
 from meshfusion.dpu.api.limits import MAX_ITEMS
 from meshfusion.dpu.api.tenant import DEFAULT_TENANT
 from meshfusion.dpu.api.tracing import NO_HEADERS, Headers, within_trace
+from meshfusion.host.command_queue import CommandQueue
 from meshfusion.host.kv.chunk_form import ChunkForm
 from meshfusion.host.pool_events import (
     NOTHING_STORED,
@@ -47,6 +48,12 @@ Asked = tuple[api.GroupKeys, ...]
 
 SLOW_DEADLINE_S = 10.0
 CLOSE_DEADLINE_S = 2.0
+# More than an engine has requests; a lookup that waits behind so many is a miss by its deadline.
+MAX_FAST_COMMANDS = 4096
+# Each may wait for SLOW_DEADLINE_S, and holds the digests of a run. What was reserved has to be settled: nothing new is
+# begun any more long before there is no room to end it.
+MAX_SLOW_COMMANDS = 4096
+MAX_BEFORE_RESERVE = 256
 
 
 class PoolClient:
@@ -69,8 +76,8 @@ class PoolClient:
         self._form = form
         self._lease_holders: dict[str, str] = {}  # a lease is given back by the holder that got it
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        self._fast: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._slow: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._fast = CommandQueue("lookups and releases", most=MAX_FAST_COMMANDS)
+        self._slow = CommandQueue("reservations, commits and drops", most=MAX_SLOW_COMMANDS)
         self._standing = PoolStanding(
             service,
             identity=identity,
@@ -97,8 +104,8 @@ class PoolClient:
     def close(self) -> None:
         """Give everything back. Callers make sure that no worker is writing any more."""
         self._standing.stop()
-        self._fast.put(None)
-        self._slow.put(None)
+        self._fast.close()
+        self._slow.close()
         for thread in self._threads:
             if thread.is_alive():
                 thread.join(CLOSE_DEADLINE_S)
@@ -139,14 +146,18 @@ class PoolClient:
             with within_trace(trace):
                 self._match(request_id, attempt, keys_of, deadline_s)
 
-        self._fast.put(ask)
+        if not self._fast.offer(ask):
+            self._events.put(Matched(request_id, attempt, "", NOTHING_STORED))
 
     def release(self, lease_ids: tuple[str, ...]) -> None:
-        self._fast.put(lambda: self._release(lease_ids))
+        """Those for which there is no room among the commands lapse by themselves, when nobody renews them any more."""
+        self._fast.offer(lambda: self._release(lease_ids))
 
     def reserve(self, wishes: tuple[ReserveWish, ...]) -> None:
         """Ask for places; each is answered, as :class:`Reserved` or :class:`ReserveFailed`."""
-        self._slow.put(lambda: self._reserve(wishes))
+        if not self._slow.offer(lambda: self._reserve(wishes), behind=MAX_BEFORE_RESERVE):
+            for wish in wishes:
+                self._events.put(ReserveFailed(wish.run_id))
 
     def settle(
         self,
@@ -161,19 +172,22 @@ class PoolClient:
 
         ``unit_digests``: of each rank, for each granted chunk those of the units that it wrote. Of the granted chunks
         (from 0), ``withheld`` are not to become visible; and the places of those of them that are ``in_doubt``, since a
-        write may still land there, are not given back.
+        write may still land there, are not given back. Where there is no room among the commands, nothing becomes
+        visible, and the grants expire at the service, as those of one that is gone.
         """
 
         def settle() -> None:
             with within_trace(trace):
                 self._settle(granted, unit_digests, withheld, in_doubt)
 
-        self._slow.put(settle)
+        if not self._slow.offer(settle) and (shown := _shown(granted, withheld)):
+            self._events.put(_committed(None, [granted.keys[i] for i in shown]))
 
     def drop(self, key: bytes, extent: api.Extent, reason: str) -> None:
-        """Have the service forget this chunk, unless it has been written anew since; comes back as :class:`Dropped`."""
+        """Have the service forget this chunk, unless it has been written anew since; comes back as :class:`Dropped`,
+        also where there is no room among the commands: whoever loads it next finds out, too."""
         self._events.put(Dropped(key))
-        self._slow.put(lambda: self._drop(key, extent, reason))
+        self._slow.offer(lambda: self._drop(key, extent, reason), behind=MAX_BEFORE_RESERVE)
 
     def set_leases(self, lease_ids: tuple[str, ...]) -> None:
         """The leases to keep alive; the answer to a heartbeat may be :class:`LeasesLost`."""
@@ -191,8 +205,8 @@ class PoolClient:
 
     # ---- on the threads ------------------------------------------------------------------------------------------
 
-    def _run(self, commands: queue.SimpleQueue[Callable[[], None] | None]) -> None:
-        while (command := commands.get()) is not None:
+    def _run(self, commands: CommandQueue) -> None:
+        while (command := commands.take()) is not None:
             try:
                 command()
             except Exception:  # one bad command must not end the thread that answers the others
@@ -297,7 +311,7 @@ class PoolClient:
         in_doubt: Collection[int],
     ) -> None:
         assert set(in_doubt) <= set(withheld), "visible and in doubt"
-        shown = [i for i in range(len(granted.grant_ids)) if i not in withheld]
+        shown = _shown(granted, withheld)
         items = tuple(
             api.CommitItem(granted.grant_ids[i], _shard_digests([rank[i] for rank in unit_digests]), granted.bundles[i])
             for i in shown
@@ -324,6 +338,11 @@ class PoolClient:
             self._standing.ask(
                 "drop", attachment.holder_id, lambda: self._service.drop(request, deadline_s=SLOW_DEADLINE_S)
             )
+
+
+def _shown(granted: GrantedRun, withheld: Collection[int]) -> list[int]:
+    """Of the granted chunks, those that are to become visible."""
+    return [i for i in range(len(granted.grant_ids)) if i not in withheld]
 
 
 def _committed(reply: api.CommitReply | None, keys: Sequence[bytes]) -> Committed:

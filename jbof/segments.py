@@ -11,6 +11,7 @@ The first block of a segment is its header's. At its end room is kept for its su
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from itertools import islice, takewhile
@@ -44,6 +45,7 @@ class SegmentTable:
             i: Segment(SegmentState.FREE, generation=0, opened_seq=0, next_lba=geometry.first_lba(i))
             for i in geometry.segments
         }
+        self._in_state = Counter({SegmentState.FREE: len(self._segments)})
         self.read_pinned_count = 0  # segments that some lease pins
         self._current: int | None = None
         self._last_seq = 0
@@ -58,7 +60,7 @@ class SegmentTable:
             segment.opened_seq = record.opened_seq
             segment.lifetime_class = record.lifetime_class
             self._last_seq = max(self._last_seq, record.opened_seq)
-            segment.state = SegmentState.SEALED
+            self._enter(segment, SegmentState.SEALED)
             segment.summary = SummaryState.WRITTEN if record.is_summarized else SummaryState.DUE
             if not record.is_summarized:
                 self._due.add(record.segment)
@@ -78,15 +80,18 @@ class SegmentTable:
         return found.generation == generation and found.state in (SegmentState.OPEN, SegmentState.SEALED)
 
     def counts(self) -> SegmentCounts:
-        tally = dict.fromkeys(SegmentState, 0)
-        for segment in self._segments.values():
-            tally[segment.state] += 1
+        """Kept with every change: it is asked for every second, of very many segments."""
         return SegmentCounts(
-            free=tally[SegmentState.FREE],
-            open=tally[SegmentState.OPEN],
-            sealed=tally[SegmentState.SEALED],
-            opening=tally[SegmentState.OPENING] + tally[SegmentState.EMPTYING],
+            free=self._in_state[SegmentState.FREE],
+            open=self._in_state[SegmentState.OPEN],
+            sealed=self._in_state[SegmentState.SEALED],
+            opening=self._in_state[SegmentState.OPENING] + self._in_state[SegmentState.EMPTYING],
         )
+
+    def _enter(self, segment: Segment, state: SegmentState) -> None:
+        self._in_state[segment.state] -= 1
+        self._in_state[state] += 1
+        segment.state = state
 
     def tally(self, segments: range, is_quarantined: Callable[[int], bool]) -> SegmentTally:
         """Of these, which are of this drive. ``is_quarantined`` is asked of those with writers: no other can be. It is
@@ -248,7 +253,7 @@ class SegmentTable:
         assert segment.read_pins == 0, f"segment {target} reclaimed under {segment.read_pins} readers"
         assert segment.write_pins == 0, f"segment {target} reclaimed under {segment.write_pins} writers"
         self._last_seq += 1
-        segment.state = SegmentState.OPENING
+        self._enter(segment, SegmentState.OPENING)
         segment.generation += 1
         segment.opened_seq = self._last_seq
         segment.next_lba = self.geometry.first_lba(target) + SEGMENT_HEADER_LBAS
@@ -302,7 +307,7 @@ class SegmentTable:
         assert segment.generation == record.generation, (segment.generation, record)
         assert segment.state is SegmentState.OPENING, segment.state
         if self._current == record.segment:
-            segment.state = SegmentState.OPEN
+            self._enter(segment, SegmentState.OPEN)
         else:
             self._seal(record.segment)
 
@@ -316,7 +321,7 @@ class SegmentTable:
         assert segment.generation == record.generation, (segment.generation, record)
         if self._current == record.segment:
             self._current = None
-        segment.state = SegmentState.FREE
+        self._enter(segment, SegmentState.FREE)
         self._free.append(record.segment)
 
     def next_victim(self, may_reclaim: MayReclaim) -> SegmentRecord | None:
@@ -352,7 +357,7 @@ class SegmentTable:
         assert segment.state is SegmentState.SEALED, segment.state
         assert self.pins(index) == (0, 0), f"segment {index} given up under {self.pins(index)}"
         self._last_seq += 1
-        segment.state = SegmentState.EMPTYING
+        self._enter(segment, SegmentState.EMPTYING)
         segment.generation += 1
         segment.opened_seq = self._last_seq
         segment.extent_count = 0
@@ -366,12 +371,12 @@ class SegmentTable:
         segment = self._segments[record.segment]
         assert segment.generation == record.generation, (segment.generation, record)
         assert segment.state is SegmentState.EMPTYING, segment.state
-        segment.state = SegmentState.FREE
+        self._enter(segment, SegmentState.FREE)
         self._free.insert(0, record.segment)  # those that are free for longest are opened first
 
     def _seal(self, index: int) -> None:
         segment = self._segments[index]
-        segment.state = SegmentState.SEALED
+        self._enter(segment, SegmentState.SEALED)
         segment.summary = SummaryState.DUE
         self._due.add(index)
 

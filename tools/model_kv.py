@@ -8,16 +8,33 @@ import re
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from meshfusion.host.kv.resume import LastWindow, LocalChunk, ResumeRule, StateAtBoundary, WholePrefix
 from meshfusion.jbof.errors import MeshFusionError
 
 CHILD_DEADLINE_S = 600.0
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+RULES: Final[dict[str, type[ResumeRule]]] = {
+    rule.__name__: rule for rule in (WholePrefix, LastWindow, LocalChunk, StateAtBoundary)
+}
 _NEXT_STEP = "Name a folder with the config.json of a model that this vLLM can run."
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """What the engine would be started with, as its options of these names; None and "auto": its own choice."""
+
+    tensor_parallel_size: int = 1
+    block_size: int | None = None
+    dtype: str = "auto"
+    kv_cache_dtype: str = "auto"
+    max_model_len: int | None = None
+
+
+DEFAULT_SETTINGS: Final = EngineSettings()
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +67,18 @@ class LayerKv:
 
 @dataclass(frozen=True, slots=True)
 class GroupKv:
-    """``refusals``: why its kind is not served, each "thing; way out"; empty: it is."""
+    """``refusals``: why its kind is not served, each "thing; way out"; empty: it is. ``rule``: what must be there to
+    resume, None where the group is refused. ``ranks_per_shard``: how many ranks hold the same bytes of it."""
 
     members: tuple[LayerKv, ...]
     refusals: tuple[str, ...]
+    rule: ResumeRule | None = None
+    ranks_per_shard: int = 1
+
+    @property
+    def unit_bytes(self) -> int:
+        """What is stored of a block of all its layers, on one rank."""
+        return sum(member.layers * member.real_bytes for member in self.members)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,15 +121,16 @@ def limit_tokens(rule: ResumeRule | None) -> int:
     return 0
 
 
-def describe_model(model: Path) -> ModelKv:
-    """Asks a child process, which takes some 20 to 60 seconds.
+def describe_model(model: Path, settings: EngineSettings = DEFAULT_SETTINGS) -> ModelKv:
+    """Asks a child process, which takes some 20 to 60 seconds. Of several ranks it describes one; all are alike.
 
     Raises :class:`MeshFusionError` when there is no model, the engine cannot build it, or does not answer in time.
     """
     _check_config(model)
     with tempfile.TemporaryDirectory(prefix="mfctl-kinds-") as scratch:
         answer = Path(scratch) / "answer.json"
-        command = [sys.executable, "-m", "meshfusion.tools.model_kv_child", str(model.resolve()), str(answer)]
+        child = [sys.executable, "-m", "meshfusion.tools.model_kv_child"]
+        command = [*child, str(model.resolve()), str(answer), json.dumps(asdict(settings))]
         environment = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
         try:
             done = subprocess.run(
@@ -141,10 +167,29 @@ def _check_config(model: Path) -> None:
         raise MeshFusionError(f"{config} holds no object of settings", next_step=_NEXT_STEP)
 
 
+def to_object(model: ModelKv) -> dict[str, Any]:
+    """Plain values, for JSON. A rule is told by its class and what that has."""
+    groups = [{**asdict(group), "rule": _rule_object(group.rule)} for group in model.groups]
+    return {**asdict(model), "groups": groups}
+
+
+def _rule_object(rule: ResumeRule | None) -> dict[str, Any] | None:
+    return None if rule is None else {"class": type(rule).__name__, **asdict(rule)}
+
+
+def _rule_from(body: dict[str, Any] | None) -> ResumeRule | None:
+    return None if body is None else RULES[body["class"]](**{k: v for k, v in body.items() if k != "class"})
+
+
 def from_object(body: dict[str, Any]) -> ModelKv:
-    """From what ``dataclasses.asdict`` makes of a :class:`ModelKv`."""
+    """From what :func:`to_object` makes of it."""
     groups = tuple(
-        GroupKv(tuple(LayerKv(**member) for member in group["members"]), tuple(group["refusals"]))
+        GroupKv(
+            tuple(LayerKv(**member) for member in group["members"]),
+            tuple(group["refusals"]),
+            _rule_from(group["rule"]),
+            group["ranks_per_shard"],
+        )
         for group in body["groups"]
     )
     return ModelKv(**{**body, "groups": groups, "refusals": tuple(body["refusals"])})

@@ -7,7 +7,6 @@ Grouping and page sizes come from the same functions that a start of the engine 
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sys
 import tempfile
@@ -16,24 +15,34 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from meshfusion.host.kv.classify import classify, group_refusals, kind_of, member_specs
+from meshfusion.host.kv.classify import classify, group_refusals, kind_of, member_specs, served_rule
 from meshfusion.host.kv.identity import installed_engine_version
 from meshfusion.host.kv.kinds import RECURRENT_STATE
 from meshfusion.host.kv.page_size import page_size
 from meshfusion.host.kv.resume import ResumeRule
+from meshfusion.host.kv.sharding import ranks_per_shard
 from meshfusion.jbof.errors import UnsupportedError
-from meshfusion.tools.model_kv import GroupKv, LayerKv, ModelKv, limit_tokens, rule_in_words
+from meshfusion.tools.model_kv import (
+    DEFAULT_SETTINGS,
+    EngineSettings,
+    GroupKv,
+    LayerKv,
+    ModelKv,
+    limit_tokens,
+    rule_in_words,
+    to_object,
+)
 
 _MADE_UP_MEMORY_BYTES = 1 << 46
 _EXPERT_PARAMETERS = ("w13_", "w2_")
 
 
-def describe(model: str) -> ModelKv:
+def describe(model: str, settings: EngineSettings = DEFAULT_SETTINGS) -> ModelKv:
     from vllm.config import set_current_vllm_config
     from vllm.platforms import current_platform
 
     started_s = time.monotonic()
-    config = _engine_config(model)
+    config = _engine_config(model, settings)
     with tempfile.TemporaryDirectory() as scratch, set_current_vllm_config(config):
         skeleton = _build(config, Path(scratch))
         current_platform.update_block_size_for_backend(config)
@@ -50,7 +59,7 @@ def describe(model: str) -> ModelKv:
     return ModelKv(
         engine=installed_engine_version(),
         platform=str(current_platform.device_type),
-        groups=tuple(_describe_group(group) for group in groups),
+        groups=tuple(_describe_group(group, settings.tensor_parallel_size) for group in groups),
         parameters=parameters,
         active_parameters=active,
         refusals=tuple(refusals),
@@ -58,23 +67,32 @@ def describe(model: str) -> ModelKv:
     )
 
 
-def _engine_config(model: str) -> Any:
+def _engine_config(model: str, settings: EngineSettings) -> Any:
     from vllm.engine.arg_utils import EngineArgs
 
-    return EngineArgs(
-        model=model, load_format="dummy", skip_tokenizer_init=True, enforce_eager=True, enable_prefix_caching=True
-    ).create_engine_config()
+    config = EngineArgs(
+        model=model, load_format="dummy", skip_tokenizer_init=True, enforce_eager=True, enable_prefix_caching=True,
+        block_size=settings.block_size, dtype=settings.dtype, kv_cache_dtype=settings.kv_cache_dtype,
+        max_model_len=settings.max_model_len,
+    ).create_engine_config()  # fmt: skip
+    # Told afterwards: the engine wants as many devices as ranks, and this machine need not be the one that serves.
+    config.parallel_config.tensor_parallel_size = settings.tensor_parallel_size
+    config.parallel_config.world_size = settings.tensor_parallel_size
+    config.model_config.verify_with_parallel_config(config.parallel_config)
+    return config
 
 
 def _build(config: Any, scratch: Path) -> Any:
     """The model's modules, which register their attention layers with the configuration."""
     import torch
-    from vllm.distributed import init_distributed_environment, initialize_model_parallel
+    from vllm.distributed import get_tp_group, init_distributed_environment, initialize_model_parallel
     from vllm.model_executor.model_loader.utils import initialize_model
     from vllm.utils.torch_utils import set_default_torch_dtype
 
     init_distributed_environment(1, 0, f"file://{scratch / 'rendezvous'}", 0, "gloo")
     initialize_model_parallel(1, 1)
+    # This is rank 0 of the ranks that layers divide themselves by; building them exchanges nothing.
+    get_tp_group().world_size = config.parallel_config.tensor_parallel_size
     with set_default_torch_dtype(config.model_config.dtype), torch.device("meta"):
         return initialize_model(config)
 
@@ -98,7 +116,7 @@ def _groups(config: Any) -> list[Any]:
     return list(made.kv_cache_groups)
 
 
-def _describe_group(group: Any) -> GroupKv:
+def _describe_group(group: Any, rank_count: int) -> GroupKv:
     per_layer = getattr(group.kv_cache_spec, "kv_cache_specs", None) or dict.fromkeys(
         group.layer_names, group.kv_cache_spec
     )
@@ -106,7 +124,11 @@ def _describe_group(group: Any) -> GroupKv:
     for spec in member_specs(group.kv_cache_spec):
         names = [name for name in group.layer_names if per_layer[name] == spec]
         members.append(_describe_layers(spec, names))
-    return GroupKv(tuple(members), group_refusals(group))
+    refusals = group_refusals(group)
+    if refusals:
+        return GroupKv(tuple(members), refusals)
+    spec = group.kv_cache_spec
+    return GroupKv(tuple(members), (), served_rule(spec), ranks_per_shard(spec, rank_count))
 
 
 def _describe_layers(spec: Any, names: list[str]) -> LayerKv:
@@ -154,14 +176,14 @@ def _parameters(config: Any, skeleton: Any) -> tuple[int, int]:
     return total, round(active)
 
 
-def main(model: str, answer: Path) -> None:
+def main(model: str, answer: Path, settings: EngineSettings) -> None:
     """Writes a :class:`ModelKv` as JSON to ``answer``, or ``{"error": MESSAGE}``."""
     try:
-        body = dataclasses.asdict(describe(model))
+        body = to_object(describe(model, settings))
     except Exception as error:  # the engine raises anything at all about a model that it cannot build
         body = {"error": f"{type(error).__name__}: {' '.join(str(error).split())}"}
     answer.write_text(json.dumps(body), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    main(sys.argv[1], Path(sys.argv[2]), EngineSettings(**json.loads(sys.argv[3])))

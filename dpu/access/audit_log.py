@@ -1,7 +1,9 @@
 """The audit log: a file of JSON lines, one before and one after each call of administration.
 
 Two, so that nothing is ever done that the log does not tell of: the first is durable before the call begins, and a
-process that dies in the middle leaves it as the last word. ``call`` joins them.
+process that dies in the middle leaves it as the last word. ``call`` joins them. A call that is refused for its caller's
+role is one line, and of each caller no more than :data:`REFUSALS_PER_MINUTE` in any minute: who has no rights cannot
+fill the disk.
 """
 
 from __future__ import annotations
@@ -15,21 +17,28 @@ import stat
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 from google.protobuf.message import Message
 
 from meshfusion.dpu.api.security.guard import Caller
+from meshfusion.dpu.api.security.patient_work import PatientWork
+from meshfusion.dpu.line_limit import LineLimit
 from meshfusion.jbof.errors import MediaError
 
 log = logging.getLogger("meshfusion.security")
 
 BEGUN: Final = "begun"
+NOT_MADE: Final = "not made"
+"""Of a call whose first record the disk took so late that the call had been refused for that."""
 FILE_NAME: Final = "audit.log"  # in the pool's directory, when nothing else is configured
 DEADLINE_S: Final = 2.0
 """A disk that has not answered for so long gets no more calls: each would keep a thread that lookups need (rule 8)."""
+REFUSALS_PER_MINUTE: Final = 6
+_MAX_REFUSED: Final = 1024  # callers whose refusals are counted; those of the configuration, so that few have as many
 _MAX_VALUE_CHARS: Final = 1_000
 _SECRETS: Final = frozenset({"handoff_token", "host_key", "token", "key"})
 
@@ -37,22 +46,32 @@ _SECRETS: Final = frozenset({"handoff_token", "host_key", "token", "key"})
 class AuditLog:
     """Safe for use by several threads, and with tools that move the file away: the next record begins a new one.
 
-    ``wall_s``: seconds since the epoch. Opening it never fails; records do, with MediaError, until the trouble is over.
+    ``wall_s``: seconds since the epoch; ``clock``: monotonic seconds, for the limit of refusals. Opening it never
+    fails; records do, with MediaError, until the trouble is over. No call waits longer than :data:`DEADLINE_S`.
     """
 
-    def __init__(self, path: Path, *, wall_s: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        wall_s: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.path = path
-        self._wall_s = wall_s
-        self._lock = threading.Lock()
-        self._in_use_since_s: float | None = None
-        self._descriptor: int | None = None
+        self._wall_s, self._clock = wall_s, clock
+        self._disk = PatientWork("meshfusion-audit")
+        self._descriptor: int | None = None  # of the work's, which goes on one at a time
         self._is_failing = False
+        self._lock = threading.Lock()  # of the limits
+        self._limits: OrderedDict[str, LineLimit] = OrderedDict()  # by principal, the one last refused at the end
 
     def begin(self, caller: Caller, request: Message | None) -> str:
-        """Durable before it returns. Raises :class:`~meshfusion.jbof.errors.MediaError`: do not make the call."""
+        """Durable before it returns. Raises :class:`~meshfusion.jbof.errors.MediaError`: do not make the call. When the
+        disk takes the record after that all the same, :data:`NOT_MADE` follows it."""
         entry = uuid.uuid4().hex
         arguments = {} if request is None else arguments_of(request)
-        self._write(self._record(entry, caller, BEGUN, arguments=arguments), "nothing was done")
+        record = self._record(entry, caller, BEGUN, arguments=arguments)
+        self._write(record, "nothing was done", when_late=lambda: self._put(self._record(entry, caller, NOT_MADE)))
         return entry
 
     def end(self, entry: str, caller: Caller, outcome: str, duration_s: float) -> None:
@@ -60,17 +79,30 @@ class AuditLog:
         record = self._record(entry, caller, outcome, duration_ms=round(duration_s * 1000, 3))
         self._write(record, f"{caller.name} was made before, and ended with: {outcome}")
 
+    def refuse(self, caller: Caller, outcome: str) -> None:
+        """Of a call that is not made since its caller may not: a line, with how many before it were not recorded.
+        Raises :class:`~meshfusion.jbof.errors.MediaError`."""
+        principal = str(caller.principal)
+        with self._lock:
+            limit = self._limits.pop(principal, None) or LineLimit(REFUSALS_PER_MINUTE)
+            self._limits[principal] = limit
+            if len(self._limits) > _MAX_REFUSED:
+                self._limits.popitem(last=False)
+            passed_over = limit.take(self._clock())
+        if passed_over is not None:
+            more = {"not_recorded": passed_over} if passed_over else {}
+            self._write(self._record(uuid.uuid4().hex, caller, outcome, **more), "the call is refused")
+
     def probe(self) -> None:
         """Make the file now rather than at the first record, so that trouble is told at the start, in the log."""
         try:
-            with self._using():
-                self._open()
+            self._disk.do(self._open, within_s=DEADLINE_S)
         except OSError as error:
             self._tell(error)
 
     def close(self) -> None:
-        with contextlib.suppress(TimeoutError), self._using():  # else the process' end closes it
-            self._drop()
+        with contextlib.suppress(OSError):  # else the process' end closes it
+            self._disk.do(self._drop, within_s=DEADLINE_S)
 
     def _record(self, entry: str, caller: Caller, outcome: str, **more: Any) -> dict[str, Any]:
         now_s = self._wall_s()
@@ -85,11 +117,9 @@ class AuditLog:
             **more,
         }
 
-    def _write(self, record: dict[str, Any], done: str) -> None:
-        line = json.dumps(record).encode() + b"\n"
+    def _write(self, record: dict[str, Any], done: str, *, when_late: Callable[[], None] | None = None) -> None:
         try:
-            with self._using():
-                self._put(line)
+            self._disk.do(lambda: self._put(record), within_s=DEADLINE_S, when_late=when_late)
         except OSError as error:
             self._tell(error)
             raise MediaError(
@@ -97,29 +127,15 @@ class AuditLog:
                 next_step="Make room and writable what the service's audit.path names; lookups go on meanwhile.",
             ) from error
 
-    def _put(self, line: bytes) -> None:
+    def _put(self, record: dict[str, Any]) -> None:
         try:
-            _append(self._open(), line)
+            _append(self._open(), json.dumps(record).encode() + b"\n")
         except OSError:
             self._drop()  # so that the next one looks at it anew
             raise
         if self._is_failing:
             log.warning("the audit log %s is written again", self.path)
             self._is_failing = False
-
-    @contextlib.contextmanager
-    def _using(self) -> Iterator[None]:
-        """One at a time. Raises TimeoutError when the one before is at it for :data:`DEADLINE_S`."""
-        since_s = self._in_use_since_s
-        used_s = 0.0 if since_s is None else time.monotonic() - since_s
-        if not self._lock.acquire(timeout=max(0.0, DEADLINE_S - used_s)):
-            raise TimeoutError(errno.ETIMEDOUT, "its disk does not answer")
-        try:
-            self._in_use_since_s = time.monotonic()
-            yield
-        finally:
-            self._in_use_since_s = None
-            self._lock.release()
 
     def _tell(self, error: OSError) -> None:
         if not self._is_failing:

@@ -12,7 +12,7 @@ from meshfusion.dpu.api.limits import MAX_ID_CHARS
 from meshfusion.dpu.api.security.files import read_secret
 from meshfusion.dpu.api.security.principal import Principal, PrincipalKind
 from meshfusion.dpu.api.security.roles import Role
-from meshfusion.dpu.api.security.rotated import Rotated, Tell, tell_nobody
+from meshfusion.dpu.api.security.rotated import FRESH_S, Rotated, Tell, tell_nobody
 from meshfusion.dpu.api.security.token_text import digest_of
 from meshfusion.dpu.yaml_document import YamlDocument, parse_yaml
 from meshfusion.jbof.config_problems import ConfigProblem, ConfigProblemsError
@@ -47,7 +47,7 @@ class TokensFile:
     :class:`~meshfusion.jbof.errors.ConfigError` when it is bad at first."""
 
     def __init__(self, path: Path, *, tell: Tell = tell_nobody) -> None:
-        self._entries = Rotated((path,), lambda: read_tokens(path), f"tokens_file {path}", tell=tell)
+        self._entries = Rotated((path,), lambda: read_tokens(path), f"tokens_file {path}", tell=tell, fresh_s=FRESH_S)
 
     def find(self, token: str) -> Principal | None:
         """Takes equally long whichever token it is, or is not."""

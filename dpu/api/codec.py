@@ -42,13 +42,18 @@ def extent_to_pb(extent: t.Extent) -> pb.Extent:
 
 
 def extent_from_pb(m: pb.Extent) -> t.Extent:
-    return t.Extent(
-        namespace=m.namespace,
-        segment=m.segment,
-        lba=check_int("extent.lba", m.lba),
-        lba_count=check_int("extent.lba_count", m.lba_count, 1),
-        generation=check_int("extent.generation", m.generation),
+    extent = t.Extent(
+        namespace=m.namespace, segment=m.segment, lba=m.lba, lba_count=m.lba_count, generation=m.generation
     )
+    return check_extent(extent)
+
+
+def check_extent(extent: t.Extent) -> t.Extent:
+    """The same, which keeps all bounds."""
+    check_int("extent.lba", extent.lba)
+    check_int("extent.lba_count", extent.lba_count, 1)
+    check_int("extent.generation", extent.generation)
+    return extent
 
 
 def digests_to_pb(digests: Iterable[bytes]) -> bytes:
@@ -87,26 +92,44 @@ def chunk_to_pb(chunk: t.ChunkRecord) -> pb.ChunkRecord:
 
 def chunk_from_pb(m: pb.ChunkRecord) -> t.ChunkRecord:
     check_count("chunk.shards", m.shards, MAX_SHARDS)
-    return t.ChunkRecord(
-        key=check_key("chunk.key", m.key),
-        identity=check_identity("chunk.identity", m.identity),
-        tenant=check_id("chunk.tenant", m.tenant),
+    record = t.ChunkRecord(
+        key=m.key,
+        identity=m.identity,
+        tenant=m.tenant,
         group=m.group,
-        position_tokens=check_int("chunk.position_tokens", m.position_tokens),
-        token_count=check_int("chunk.token_count", m.token_count, 1),
+        position_tokens=m.position_tokens,
+        token_count=m.token_count,
         shards=tuple(_shard_from_pb(s) for s in m.shards),
     )
+    return check_chunk(record)
 
 
 def _shard_from_pb(m: pb.Shard) -> t.Shard:
     return t.Shard(
         rank=m.rank,
         extent=extent_from_pb(m.extent),
-        payload_lba_offset=check_int("shard.payload_lba_offset", m.payload_lba_offset),
-        unit_lba_count=check_int("shard.unit_lba_count", m.unit_lba_count, 1),
-        unit_bytes=check_int("shard.unit_bytes", m.unit_bytes, 1),
+        payload_lba_offset=m.payload_lba_offset,
+        unit_lba_count=m.unit_lba_count,
+        unit_bytes=m.unit_bytes,
         unit_digests=digests_from_pb(m.unit_digests),
     )
+
+
+def check_chunk(chunk: t.ChunkRecord) -> t.ChunkRecord:
+    """The same, which keeps all bounds."""
+    check_count("chunk.shards", chunk.shards, MAX_SHARDS)
+    check_key("chunk.key", chunk.key)
+    check_identity("chunk.identity", chunk.identity)
+    check_id("chunk.tenant", chunk.tenant)
+    check_int("chunk.position_tokens", chunk.position_tokens)
+    check_int("chunk.token_count", chunk.token_count, 1)
+    for shard in chunk.shards:
+        check_extent(shard.extent)
+        check_int("shard.payload_lba_offset", shard.payload_lba_offset)
+        check_int("shard.unit_lba_count", shard.unit_lba_count, 1)
+        check_int("shard.unit_bytes", shard.unit_bytes, 1)
+        check_count("shard.unit_digests", shard.unit_digests, MAX_UNITS_PER_SHARD)
+    return chunk
 
 
 def attach_request_to_pb(r: t.AttachRequest) -> pb.AttachRequest:

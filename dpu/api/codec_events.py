@@ -17,6 +17,7 @@ def event_to_pb(event: Event) -> pb.Event:
         severity=event.severity.value,
         text=event.text,
         fields=[pb.EventField(name=name, value=value) for name, value in event.fields],
+        pool=event.pool,
     )
 
 
@@ -29,6 +30,7 @@ def event_from_pb(m: pb.Event) -> Event:
         severity=_severity(m.severity),
         text=check_text("event.text", m.text),
         fields=tuple((check_id("event.field", f.name), check_text(f.name, f.value)) for f in m.fields),
+        pool=check_id("event.pool", m.pool) if m.pool else "",
     )
 
 

@@ -6,7 +6,7 @@ from itertools import accumulate
 from operator import sub
 
 from meshfusion.dpu.api import types as t
-from meshfusion.dpu.api.codec import chunk_from_pb, chunk_to_pb
+from meshfusion.dpu.api.codec import check_chunk, chunk_from_pb, chunk_to_pb
 from meshfusion.dpu.api.limits import (
     MAX_KEYS_PER_MATCH,
     MAX_UINT32,
@@ -18,6 +18,7 @@ from meshfusion.dpu.api.limits import (
     check_text,
     malformed,
 )
+from meshfusion.dpu.api.packed_chunk import PackedChunkError, PackedChunks, unpack_chunk
 from meshfusion.dpu.api.v1 import chunk_pb2 as pb
 
 
@@ -27,6 +28,7 @@ def match_request_to_pb(r: t.MatchRequest) -> pb.MatchRequest:
         request_id=r.request_id,
         chunk_tokens=r.chunk_tokens,
         groups=[pb.GroupKeys(group=g.group, keys=g.keys, first_needed_steps=_steps(g.first_needed)) for g in r.groups],
+        takes_packed=True,
     )
 
 
@@ -43,20 +45,34 @@ def match_request_from_pb(m: pb.MatchRequest) -> t.MatchRequest:
     )
 
 
-def match_reply_to_pb(r: t.MatchReply) -> pb.MatchReply:
+def match_reply_to_pb(r: t.MatchReply, *, packed: bool) -> pb.MatchReply:
+    """``packed``: does the caller read packed chunks? Clients of earlier versions do not."""
+    if packed and isinstance(r.chunks, PackedChunks):
+        return pb.MatchReply(lease_id=r.lease_id, chunk_count=r.chunk_count, packed_chunks=r.chunks.values)
     return pb.MatchReply(lease_id=r.lease_id, chunk_count=r.chunk_count, chunks=map(chunk_to_pb, r.chunks))
 
 
 def match_reply_from_pb(m: pb.MatchReply) -> t.MatchReply:
-    check_count("chunks", m.chunks, MAX_KEYS_PER_MATCH)
+    """Of services of earlier versions, too, which know of no packed chunks."""
+    count = len(m.chunks) + len(m.packed_chunks)
+    check_count("chunks", range(count), MAX_KEYS_PER_MATCH)
     check_int("chunk_count", m.chunk_count, 0, MAX_KEYS_PER_MATCH)
-    if bool(m.chunk_count) != bool(m.chunks):
-        raise malformed("chunk_count", f"is {m.chunk_count} with {len(m.chunks)} chunks; one without the other is none")
+    if bool(m.chunk_count) != bool(count):
+        raise malformed("chunk_count", f"is {m.chunk_count} with {count} chunks; one without the other is none")
+    if m.chunks and m.packed_chunks:
+        raise malformed("packed_chunks", "come with others, which say the same")
     return t.MatchReply(
-        lease_id=check_id("lease_id", m.lease_id, allow_empty=not m.chunks),
+        lease_id=check_id("lease_id", m.lease_id, allow_empty=not count),
         chunk_count=m.chunk_count,
-        chunks=tuple(map(chunk_from_pb, m.chunks)),
+        chunks=tuple(map(_unpacked, m.packed_chunks)) if m.packed_chunks else tuple(map(chunk_from_pb, m.chunks)),
     )
+
+
+def _unpacked(value: bytes) -> t.ChunkRecord:
+    try:
+        return check_chunk(unpack_chunk(value))
+    except PackedChunkError as error:
+        raise malformed("packed_chunks", f"has one that is damaged: {error}") from error
 
 
 def _steps(first_needed: tuple[int, ...]) -> list[int]:

@@ -17,7 +17,8 @@ class Severity(enum.Enum):
 @dataclass(frozen=True, slots=True)
 class Event:
     """``sequence``: from 1 on, without gaps within a life of the service. ``time_s``: Unix time at which it was seen.
-    ``kind``: as in docs/events.md. ``fields``: what the text names, for programs."""
+    ``kind``: as in docs/events.md. ``fields``: what the text names, for programs. ``pool``: the name of that which it
+    is of; "" of the service's own, and where it has one pool without a name."""
 
     sequence: int
     time_s: float
@@ -25,6 +26,7 @@ class Event:
     severity: Severity
     text: str
     fields: tuple[tuple[str, str], ...] = ()
+    pool: str = ""
 
 
 class EventSource(Protocol):

@@ -135,6 +135,8 @@ def check_groups(groups: Sequence[GroupKeys]) -> None:
 def _check_needed_have_keys(field: str, group: GroupKeys) -> None:
     """A chunk without a key cannot be looked for, and a boundary that needs it would be said to be there. Since needs
     never begin earlier, no boundary needs a chunk that the first one after it does not."""
+    if all(group.keys):
+        return  # most
     for i, key in enumerate(group.keys):
         if not key and group.first_needed[i] != i + 1:
             raise malformed(

@@ -1,9 +1,9 @@
-"""Serves a :class:`~meshfusion.dpu.api.types.ChunkService` over gRPC: on a unix socket, a loopback port or TLS."""
+"""Serves a :class:`~meshfusion.dpu.api.types.ChunkService` over gRPC: on unix sockets, loopback ports or TLS."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
@@ -13,13 +13,14 @@ from google.protobuf.message_factory import GetMessageClass
 
 from meshfusion.dpu.api import codec, codec_drives, codec_match, codec_service, codec_status, codec_writes
 from meshfusion.dpu.api.address import UnixAddress, parse_address
+from meshfusion.dpu.api.doors import Address, doors_of
 from meshfusion.dpu.api.drive_types import DriveAdmin, RemoveDriveRequest
 from meshfusion.dpu.api.limits import MAX_MESSAGE_BYTES, check_id, check_key, malformed
-from meshfusion.dpu.api.listen import bind
 from meshfusion.dpu.api.named_pools import NamedPools, OnePool
 from meshfusion.dpu.api.observe_server import WatchedEvents, observe_handler
 from meshfusion.dpu.api.observer import CallObserver, NobodyWatches
-from meshfusion.dpu.api.refusing import RefusesUnread, abort
+from meshfusion.dpu.api.refusing import abort
+from meshfusion.dpu.api.running_server import MAX_DEADLINE_S, RunningServer, bind_server, make_server
 from meshfusion.dpu.api.security.guard import Guard
 from meshfusion.dpu.api.security.server_tls import ServerTls
 from meshfusion.dpu.api.service_types import ServiceAdmin
@@ -33,9 +34,7 @@ log = logging.getLogger(__name__)
 SERVICE_NAME = "meshfusion.v1.ChunkService"
 ADMIN_NAME = "meshfusion.v1.DriveAdmin"
 OPERATION_NAME = "meshfusion.v1.ServiceAdmin"
-# For callers that name no deadline (other gRPC tools), and the most that anyone gets (rule 8).
-DEFAULT_DEADLINE_S = 10.0
-MAX_DEADLINE_S = 60.0
+DEFAULT_DEADLINE_S = 10.0  # for callers that name no deadline (other gRPC tools)
 # An answer that grants something and has less time left than this counts as not arriving, and is taken back: what a
 # caller never learns of, it cannot give back.
 ARRIVAL_MARGIN_S = 0.001
@@ -51,24 +50,9 @@ Undo = Callable[[Any, Any], None]
 Answered = Callable[[str, Message, Message | None], None]
 
 
-class RunningServer:
-    """A server that answers until :meth:`stop`. ``address`` is what clients connect to."""
-
-    def __init__(self, server: grpc.Server, executors: Sequence[ThreadPoolExecutor], address: str) -> None:
-        self._server = server
-        self._executors = executors
-        self.address = address
-
-    def stop(self, grace_s: float = 5.0) -> None:
-        """Refuse new calls, let running ones finish for at most ``grace_s`` seconds, then cut them off."""
-        self._server.stop(grace_s).wait(grace_s + 1.0)
-        for executor in self._executors:
-            executor.shutdown(wait=False, cancel_futures=True)
-
-
 def serve(
     service: ChunkService,
-    listen: str,
+    listen: str | Sequence[str],
     *,
     admin: DriveAdmin | None = None,
     pools: NamedPools | None = None,
@@ -84,62 +68,55 @@ def serve(
     max_concurrent_calls: int = 256,
 ) -> RunningServer:
     """Start serving ``service``, and ``admin``, ``operation``, ``events`` and ``traces`` to operators, at ``listen``
-    (``unix:///path`` or ``host:port``) and return at once. ``pools``: those of a service of several, which then are
-    what operators ask, instead of ``admin``. ``observer`` sees each call.
+    (``unix:///path`` or ``host:port``, or several), all or none, and return at once. ``pools``: those of a service of
+    several, which then are what operators ask, instead of ``admin``. ``observer`` sees each call.
 
     Writers' calls wait for the index to be synced, so there are more threads than could compute at once, and others for
     lookups and the like. More than ``max_concurrent_calls`` are refused with RESOURCE_EXHAUSTED. ``service`` must allow
     calls from several threads; it is not closed by the server. ``guard``: without one, everybody who can connect may
-    make every call, and nothing is recorded. ``connection_age_s``: connections over TLS are made anew after that.
-    Raises :class:`~meshfusion.jbof.errors.ConfigError` when the address cannot be listened on.
+    make every call, and nothing is recorded; on a unix socket beside other addresses it asks nobody, see
+    :mod:`~meshfusion.dpu.api.doors`. ``connection_age_s``: connections over TLS are made anew after that.
+    Raises :class:`~meshfusion.jbof.errors.ConfigError` when an address cannot be listened on.
     """
     executor = ThreadPoolExecutor(thread_count, thread_name_prefix="chunk-service")
     lookups = ThreadPoolExecutor(lookup_thread_count, thread_name_prefix="chunk-lookup")
-    guard = guard or Guard()
-    server = grpc.server(
-        executor,
-        interceptors=[RefusesUnread(guard)],
-        maximum_concurrent_rpcs=max_concurrent_calls,
-        options=[
-            ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-            ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-            # Otherwise a second server on the same port would silently take half of the calls.
-            ("grpc.so_reuseport", 0),
-            *(_ageing(connection_age_s) if tls is not None else ()),
-        ],
-    )
-    undos: dict[str, Undo] = {"Match": _undo_match(service), "Reserve": _undo_reserve(service)}
     observer = observer or NobodyWatches()
     named = OnePool(service, admin) if pools is None else pools
-    served = {SERVICE_NAME: _handlers("ChunkService", _calls(service, named, guard), undos, guard, observer, lookups)}
-    if admin is not None or pools is not None:
-        served[ADMIN_NAME] = _handlers("DriveAdmin", _admin_calls(named), {}, guard, observer, lookups)
-    if operation is not None:
-        calls = codec_service.calls_of(operation)
-        served[OPERATION_NAME] = _handlers("ServiceAdmin", calls, {}, guard, observer, lookups)
-    server.add_generic_rpc_handlers(
-        tuple(grpc.method_handlers_generic_handler(name, handlers) for name, handlers in served.items())
-    )
-    if events is not None or traces is not None:
-        server.add_generic_rpc_handlers((observe_handler(events, traces, guard),))
-    address = parse_address(listen)
-    credentials = None if tls is None else tls.credentials()
-    bound = bind(server, address, credentials, asks_who_calls=guard.asks_who_calls)
-    server.start()
-    if isinstance(address, UnixAddress):
-        log.info("serving on %s, mode 0600", bound)
-    else:
-        log.info("serving on %s%s", bound, "" if tls is None else ", TLS")
-    return RunningServer(server, (executor, lookups), str(bound))
 
+    def handlers(guard: Guard) -> Iterator[grpc.GenericRpcHandler]:
+        undos: dict[str, Undo] = {"Match": _undo_match(service), "Reserve": _undo_reserve(service)}
+        parts = [("ChunkService", SERVICE_NAME, _calls(service, named, guard), undos)]
+        if admin is not None or pools is not None:
+            parts.append(("DriveAdmin", ADMIN_NAME, _admin_calls(named), {}))
+        if operation is not None:
+            parts.append(("ServiceAdmin", OPERATION_NAME, codec_service.calls_of(operation), {}))
+        for name, full_name, calls, undone in parts:
+            handled = _handlers(name, calls, undone, guard, observer, lookups)
+            yield grpc.method_handlers_generic_handler(full_name, handled)
+        if events is not None or traces is not None:
+            yield observe_handler(events, traces, guard)
 
-def _ageing(age_s: float) -> tuple[tuple[str, int], ...]:
-    """A connection was let in by its certificate when it was made: this bounds how long one lasts that would not be
-    now. Calls under way end on the former one, and clients notice nothing."""
-    return (
-        ("grpc.max_connection_age_ms", round(age_s * 1000)),
-        ("grpc.max_connection_age_grace_ms", round(MAX_DEADLINE_S * 1000)),
-    )
+    asked = [parse_address(text) for text in ((listen,) if isinstance(listen, str) else listen)]
+    bound: dict[Address, Address] = {}
+    servers: list[grpc.Server] = []
+    try:
+        for door in doors_of(asked, guard or Guard()):
+            server = make_server(
+                executor, door.guard, max_concurrent_calls, connection_age_s=None if tls is None else connection_age_s
+            )
+            servers.append(server)
+            server.add_generic_rpc_handlers(tuple(handlers(door.guard)))
+            for address in door.addresses:
+                bound[address] = bind_server(server, address, tls, door.guard)
+    except BaseException:
+        RunningServer(servers, (executor, lookups), asked).stop(0.0)
+        for address in bound.values():
+            if isinstance(address, UnixAddress):  # which gRPC leaves behind, of a server that never started
+                address.path.unlink(missing_ok=True)
+        raise
+    for server in servers:
+        server.start()
+    return RunningServer(servers, (executor, lookups), [bound[address] for address in asked])
 
 
 def _handlers(
@@ -223,7 +200,7 @@ def _calls(service: ChunkService, pools: NamedPools, guard: Guard) -> dict[str, 
     return {
         "Attach": lambda m, d: r.attachment_to_pb(s.attach(r.attach_request_from_pb(m), deadline_s=d)),
         "Match": lambda m, d: codec_match.match_reply_to_pb(
-            s.match(codec_match.match_request_from_pb(m), deadline_s=d)
+            s.match(codec_match.match_request_from_pb(m), deadline_s=d), packed=m.takes_packed
         ),
         "Release": release,
         "Reserve": lambda m, d: w.reserve_reply_to_pb(s.reserve(w.reserve_request_from_pb(m), deadline_s=d)),

@@ -7,6 +7,7 @@ digests are raw bytes. Nothing here does I/O.
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -187,7 +188,7 @@ class MatchReply:
 
     lease_id: str
     chunk_count: int
-    chunks: tuple[ChunkRecord, ...]
+    chunks: Sequence[ChunkRecord]
 
 
 @dataclass(frozen=True, slots=True)

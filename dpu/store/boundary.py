@@ -24,7 +24,7 @@ class Boundary:
     where they lie. ``is_shortened``: a longer one was there, and would have pinned too many segments."""
 
     chunk_count: int
-    chunks: tuple[ChunkRecord, ...]
+    chunks: Sequence[ChunkRecord]
     segments: Collection[int]
     is_shortened: bool
 

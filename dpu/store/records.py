@@ -1,19 +1,19 @@
-"""How index values are encoded. Every value ends with a CRC-32 over the rest, since LMDB itself checks nothing."""
+"""How index values are encoded. Every value ends with a CRC-32 over the rest, since LMDB itself checks nothing. How
+chunks are: :mod:`~meshfusion.dpu.api.packed_chunk`."""
 
 from __future__ import annotations
 
 import struct
 import zlib
 
-from meshfusion.dpu.api.types import IDENTITY_BYTES, KEY_BYTES, UNIT_DIGEST_BYTES, Access, ChunkRecord, Extent, Shard
+from meshfusion.dpu.api.packed_chunk import PackedChunkError, has_its_length, pack_chunk, unpack_chunk
+from meshfusion.dpu.api.types import IDENTITY_BYTES, Access, ChunkRecord
 from meshfusion.dpu.store.effects import HolderRecord
 from meshfusion.jbof.errors import FormatError
 from meshfusion.jbof.segments import SegmentRecord
 
 INDEX_VERSION = 2  # 2: segments have a lifetime class and may have summaries
 
-_CHUNK = struct.Struct(f"<{KEY_BYTES}s{IDENTITY_BYTES}sIQIHH")  # key identity group position tokens tenant_len shards
-_SHARD = struct.Struct("<IIIQIQIIII")  # rank nsid segment lba lba_count generation payload unit_lbas unit_bytes units
 _SEGMENT = struct.Struct("<IQQHB")  # segment generation opened_seq lifetime_class flags
 _SUMMARIZED = 1
 _HOLDER = struct.Struct(f"<{IDENTITY_BYTES}sQB")
@@ -22,74 +22,20 @@ _CRC = struct.Struct("<I")
 
 
 def encode_chunk(record: ChunkRecord) -> bytes:
-    tenant = record.tenant.encode()
-    parts = [
-        _CHUNK.pack(
-            record.key,
-            record.identity,
-            record.group,
-            record.position_tokens,
-            record.token_count,
-            len(tenant),
-            len(record.shards),
-        ),
-        tenant,
-    ]
-    for shard in record.shards:
-        e = shard.extent
-        parts.append(
-            _SHARD.pack(
-                shard.rank,
-                e.namespace,
-                e.segment,
-                e.lba,
-                e.lba_count,
-                e.generation,
-                shard.payload_lba_offset,
-                shard.unit_lba_count,
-                shard.unit_bytes,
-                len(shard.unit_digests),
-            )
-        )
-        parts.extend(shard.unit_digests)
-    return _sealed(b"".join(parts))
+    return pack_chunk(record)
 
 
 def decode_chunk(value: bytes) -> ChunkRecord:
     """Raises :class:`FormatError` when the value is damaged."""
-    return _parse_chunk(_unsealed(value, "chunk"))
+    try:
+        return unpack_chunk(value)
+    except PackedChunkError as error:
+        raise _damaged("chunk") from error
 
 
 def chunk_has_its_length(value: bytes) -> bool:
     """Is a value, damaged or not, as long as its fields say? If not, the index's own structure is in doubt."""
-    try:
-        _parse_chunk(bytes(value[: -_CRC.size]))
-    except FormatError:
-        return False
-    return True
-
-
-def _parse_chunk(body: bytes) -> ChunkRecord:
-    try:
-        key, identity, group, position, tokens, tenant_len, shard_count = _CHUNK.unpack_from(body)
-        at = _CHUNK.size
-        tenant = body[at : at + tenant_len].decode()
-        at += tenant_len
-        shards = []
-        for _ in range(shard_count):
-            rank, nsid, segment, lba, lbas, generation, payload, unit_lbas, unit_bytes, units = _SHARD.unpack_from(
-                body, at
-            )
-            at += _SHARD.size
-            digests = tuple(body[at + i * UNIT_DIGEST_BYTES : at + (i + 1) * UNIT_DIGEST_BYTES] for i in range(units))
-            at += units * UNIT_DIGEST_BYTES
-            extent = Extent(nsid, segment, lba, lbas, generation)
-            shards.append(Shard(rank, extent, payload, unit_lbas, unit_bytes, digests))
-    except (struct.error, UnicodeDecodeError) as error:
-        raise _damaged("chunk") from error
-    if at != len(body):
-        raise _damaged("chunk")
-    return ChunkRecord(key, identity, tenant, group, position, tokens, tuple(shards))
+    return has_its_length(bytes(value))
 
 
 def encode_segment(record: SegmentRecord) -> bytes:

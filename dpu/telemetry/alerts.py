@@ -1,9 +1,15 @@
-"""The one table of alert rules: from it come the rules that Prometheus reads, and what to do about each."""
+"""The one table of alert rules: from it come the rules that Prometheus reads, and what to do about each.
+
+Of a service of several pools, what is of a pool is told of each by itself: rules keep the label ``pool``.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Final
+
+_WHERE: Final = "{{ $labels.instance }}{{ with $labels.pool }}, pool {{ . }}{{ end }}"
+"""The service and, where it has several, the pool."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +52,8 @@ ALERTS: Final = (
         "meshfusion_pool_answers == 0",
         "1m",
         "critical",
-        "The service on {{ $labels.instance }} runs, and its pool does not answer.",
+        "The service on {{ $labels.instance }} runs, and its pool{{ with $labels.pool }} {{ . }}{{ end }} does not "
+        "answer.",
         "The pool's lock is held: by a medium that hangs in the kernel, or by a defect.",
         (
             "See the kernel's log for a drive that times out, and `mfctl jbof list` for its health.",
@@ -59,7 +66,7 @@ ALERTS: Final = (
         'meshfusion_probe_state{state="failing"} == 1',
         "2m",
         "critical",
-        "Reading a chunk back fails on {{ $labels.instance }}.",
+        "Reading a chunk back fails on " + _WHERE + ".",
         "A committed chunk is not found, cannot be read, or has other bytes. What the probe meets, engines do.",
         (
             "`curl ADDRESS/readyz` names the step and the place.",
@@ -72,7 +79,7 @@ ALERTS: Final = (
         "meshfusion_saves_stopped == 1",
         "5m",
         "warning",
-        "No saves are accepted on {{ $labels.instance }}; hits go on.",
+        "No saves are accepted on " + _WHERE + "; hits go on.",
         "The index cannot be written, no drive takes writes, the quarantine is full, or the drives' writes for now are "
         "spent.",
         (
@@ -86,7 +93,7 @@ ALERTS: Final = (
         "meshfusion_segments_quarantined > 0.5 * meshfusion_segments_quarantined_limit",
         "5m",
         "warning",
-        "More than half of what may be quarantined is, on {{ $labels.instance }}.",
+        "More than half of what may be quarantined is, on " + _WHERE + ".",
         "Engines had writes under way when they fell silent, and are neither back nor known to be gone. Their space "
         "may still be written, and is withheld; at the limit saves stop.",
         (
@@ -99,7 +106,7 @@ ALERTS: Final = (
         'meshfusion_drive_state{state=~"gone|failing|read_only|slow"} == 1',
         "5m",
         "warning",
-        "Drive {{ $labels.drive }} on {{ $labels.instance }} is {{ $labels.state }}.",
+        "Drive {{ $labels.drive }} on " + _WHERE + " is {{ $labels.state }}.",
         "See the reasons and the problem that `mfctl jbof drives POOL` gives. Its chunks are misses while it is gone, "
         "and are given up bit by bit while it fails.",
         (
@@ -112,7 +119,7 @@ ALERTS: Final = (
         "delta(meshfusion_drive_media_errors[1h]) > 0",
         "0m",
         "warning",
-        "Drive {{ $labels.drive }} on {{ $labels.instance }} reports new media errors.",
+        "Drive {{ $labels.drive }} on " + _WHERE + " reports new media errors.",
         "The drive could not correct what it read. Engines recompute what they cannot read.",
         ("Watch it, and replace it when it goes on: `mfctl jbof wear`, `mfctl jbof replace`.",),
     ),
@@ -121,7 +128,7 @@ ALERTS: Final = (
         "meshfusion_drive_percentage_used >= 90 or meshfusion_drive_months_left < 6",
         "1h",
         "warning",
-        "Drive {{ $labels.drive }} on {{ $labels.instance }} is nearly worn.",
+        "Drive {{ $labels.drive }} on " + _WHERE + " is nearly worn.",
         "Its rated endurance is nearly used, or will be within half a year at the rate of the last day.",
         (
             "Order its successor; `mfctl jbof wear` shows all of them.",
@@ -133,7 +140,7 @@ ALERTS: Final = (
         "meshfusion_drive_write_budget_left_bytes < 0.05 * meshfusion_drive_write_budget_limit_bytes",
         "6h",
         "warning",
-        "The write budget of drive {{ $labels.drive }} on {{ $labels.instance }} has been spent for hours.",
+        "The write budget of drive {{ $labels.drive }} on " + _WHERE + " has been spent for hours.",
         "Engines offer more than `medium.drive_writes_per_day` lets be written. Chunks are declined that would be hit.",
         ("Raise it if the drives' life allows (MeshFusionDriveWears), or add drives.",),
     ),
@@ -142,7 +149,7 @@ ALERTS: Final = (
         "increase(meshfusion_chunks_dropped_total[1h]) > 0",
         "0m",
         "warning",
-        "Engines found other bytes than were written, on {{ $labels.instance }}.",
+        "Engines found other bytes than were written, on " + _WHERE + ".",
         "A drive, a path or a device's memory changed bytes. No answer was wrong: each was found by its digest, and "
         "its chunk forgotten.",
         (
@@ -155,7 +162,7 @@ ALERTS: Final = (
         "increase(meshfusion_transactions_failed_total[10m]) > 0 or meshfusion_index_entries_damaged > 0",
         "0m",
         "warning",
-        "The index on {{ $labels.instance }} cannot be written, or has damaged entries.",
+        "The index on " + _WHERE + " cannot be written, or has damaged entries.",
         "The filesystem of the pool's directory is full, read-only or fails; or it lost what it had acknowledged.",
         (
             "See the log for the error, and the filesystem for space.",
@@ -168,17 +175,17 @@ ALERTS: Final = (
         "meshfusion_exports_problem == 1",
         "2m",
         "critical",
-        "The exports of {{ $labels.instance }} are not as they should be.",
+        "The exports of " + _WHERE + " are not as they should be.",
         "The NVMe-oF target does not answer, or refuses what the service asks. Engines on other hosts cannot attach, "
         "and those that must go cannot be cut off.",
         ("`mfctl pool status POOL` gives the target's words.", "Is the target running? docs/exports.md."),
     ),
     Alert(
         "MeshFusionEngineSilent",
-        'sum by (instance, job) (meshfusion_holders{state=~"silent|condemned"}) > 0',
+        'sum by (instance, job, pool) (meshfusion_holders{state=~"silent|condemned"}) > 0',
         "10m",
         "warning",
-        "An engine of {{ $labels.instance }} has been silent for long, and is not known to be gone.",
+        "An engine of " + _WHERE + " has been silent for long, and is not known to be gone.",
         "Its process hangs or its host is away. What it may still write is withheld.",
         ("`mfctl pool status POOL` names host and process: end it, or bring its host back.",),
     ),

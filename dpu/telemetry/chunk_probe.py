@@ -20,6 +20,7 @@ from typing import Final
 
 from meshfusion.dpu.api import types as api
 from meshfusion.dpu.api.liveness import hold_liveness
+from meshfusion.dpu.api.tenant import CHUNK_TENANT, DEFAULT_TENANT
 from meshfusion.dpu.store.checks import PROBE_KIND
 from meshfusion.dpu.telemetry.probe_result import ProbeResult, ProbeState
 from meshfusion.jbof.errors import MeshFusionError, StaleHolderError
@@ -38,7 +39,6 @@ from meshfusion.jbof.unit_digests import UnitDigests
 IDENTITY: Final = hashlib.sha256(b"meshfusion: the service's own probe").digest()
 UNIT_BYTES: Final = LBA_BYTES
 TOKENS: Final = 16
-TENANT: Final = "default"
 _SIZE: Final = api.ShardSize(0, UNIT_BYTES, 1)
 
 
@@ -62,8 +62,9 @@ class _Told:
 
 
 class ChunkProbe:
-    """Used by one thread. ``write_interval_s``: it writes no more often, but for a chunk that is gone or the end of
-    saves' being stopped. ``random_bytes`` makes what it writes, ``clock`` reads monotonic seconds."""
+    """Used by one thread. ``tenant``: one of the pool's, as which it attaches. ``write_interval_s``: it writes no more
+    often, but for a chunk that is gone or the end of saves' being stopped. ``random_bytes`` makes what it writes,
+    ``clock`` reads monotonic seconds."""
 
     def __init__(
         self,
@@ -71,12 +72,14 @@ class ChunkProbe:
         *,
         clock: Callable[[], float],
         write_interval_s: float,
+        tenant: str = DEFAULT_TENANT,
         call_deadline_s: float = 5.0,
         random_bytes: Callable[[int], bytes] = os.urandom,
     ) -> None:
         self._service = service
         self._clock = clock
         self._write_interval_s = write_interval_s
+        self._tenant = tenant
         self._deadline_s = call_deadline_s
         self._random_bytes = random_bytes
         self._digests = UnitDigests()
@@ -184,7 +187,7 @@ class ChunkProbe:
             pid=os.getpid(),
             identity=IDENTITY,
             rank_count=1,
-            tenant=TENANT,
+            tenant=self._tenant,
         )
         attachment = self._service.attach(request, deadline_s=self._deadline_s)
         if self._liveness < 0:
@@ -238,7 +241,7 @@ class ChunkProbe:
             pool_uuid=uuid.UUID(attachment.pool_uuid).bytes,
             identity=IDENTITY,
             key=key,
-            tenant=TENANT,
+            tenant=CHUNK_TENANT,
             group=0,
             rank=0,
             shard_count=1,

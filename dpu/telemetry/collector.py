@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
@@ -18,12 +17,9 @@ from prometheus_client.registry import Collector
 
 from meshfusion.dpu.telemetry.calls import CallCounts, CallWatch
 from meshfusion.dpu.telemetry.event_log import EventLog
-from meshfusion.dpu.telemetry.pool_watch import PoolWatch
-from meshfusion.dpu.telemetry.probe_result import ProbeView
 from meshfusion.dpu.telemetry.samples import Sample, one_of, pool_samples
-from meshfusion.dpu.telemetry.snapshot import Limits, Snapshot
 from meshfusion.dpu.telemetry.table import METRICS, PREFIX, PROCESS, RPC_BUCKETS_S, Kind
-from meshfusion.jbof.errors import MeshFusionError
+from meshfusion.dpu.telemetry.watched_pool import Look, WatchedPool, look_at
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 SCRAPE_DEADLINE_S: Final = 3.0  # Prometheus gives up after 10 s, unless told otherwise
@@ -31,23 +27,12 @@ _RPC = f"{PREFIX}rpc_seconds"
 
 
 class Metrics:
-    """``probe``: what it found last."""
+    """Of all pools of a service."""
 
-    def __init__(
-        self,
-        watch: PoolWatch,
-        calls: CallWatch,
-        events: EventLog,
-        probe: Callable[[], ProbeView],
-        limits: Limits,
-        *,
-        version: str,
-    ) -> None:
-        self._watch = watch
+    def __init__(self, pools: Sequence[WatchedPool], calls: CallWatch, events: EventLog, *, version: str) -> None:
+        self._pools = tuple(pools)
         self._calls = calls
         self._events = events
-        self._probe = probe
-        self._limits = limits
         self._version = version
         self._mutex = threading.Lock()
         self._highest: dict[tuple[str, tuple[str, ...]], float] = {}
@@ -61,32 +46,23 @@ class Metrics:
         return generate_latest(self._registry)
 
     def _families(self) -> Iterator[Metric]:
-        snapshot: Snapshot | None = None
-        with contextlib.suppress(MeshFusionError):  # pool_answers says so
-            snapshot = self._watch.fresh(deadline_s=SCRAPE_DEADLINE_S)
+        looks = look_at(self._pools, deadline_s=SCRAPE_DEADLINE_S)
         calls = self._calls.counts()
-        samples = list(self._own(calls, snapshot is not None))
-        if snapshot is not None:
-            samples += pool_samples(snapshot, self._limits)
+        samples = list(self._own(calls))
+        samples += (sample.of_pool(look.pool.name) for look in looks for sample in _of_pool(look))
         with self._mutex:
             families = self._as_families(samples)
         yield from families
         yield _histogram(calls)
 
-    def _own(self, calls: CallCounts, answers: bool) -> Iterator[Sample]:
+    def _own(self, calls: CallCounts) -> Iterator[Sample]:
         yield Sample(f"{PREFIX}build_info", 1, (self._version,))
-        yield Sample(f"{PREFIX}pool_answers", answers)
         yield Sample(f"{PREFIX}rpc_in_flight", calls.in_flight)
         for (call, code), count in calls.codes.items():
             yield Sample(f"{PREFIX}rpc_total", count, (call, code))
         yield Sample(f"{PREFIX}rpc_slow_total", calls.slow)
         yield from one_of("events_total", self._events.counts)
         yield Sample(f"{PREFIX}event_watchers", self._events.watcher_count)
-        probe = self._probe()
-        yield from one_of("probe_state", {probe.state.value: 1})
-        if probe.age_s is not None:
-            yield Sample(f"{PREFIX}probe_seconds", probe.seconds)
-            yield Sample(f"{PREFIX}probe_age_seconds", probe.age_s)
 
     def _as_families(self, samples: list[Sample]) -> list[Metric]:
         families: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
@@ -107,6 +83,18 @@ class Metrics:
         key = sample.metric, sample.labels
         value = self._highest[key] = max(sample.value, self._highest.get(key, 0))
         return value
+
+
+def _of_pool(look: Look) -> Iterator[Sample]:
+    """As :mod:`~meshfusion.dpu.telemetry.samples` makes them."""
+    yield Sample(f"{PREFIX}pool_answers", look.snapshot is not None)
+    probe = look.pool.probed()
+    yield from one_of("probe_state", {probe.state.value: 1})
+    if probe.age_s is not None:
+        yield Sample(f"{PREFIX}probe_seconds", probe.seconds)
+        yield Sample(f"{PREFIX}probe_age_seconds", probe.age_s)
+    if look.snapshot is not None:
+        yield from pool_samples(look.snapshot, look.pool.limits())
 
 
 def _histogram(calls: CallCounts) -> HistogramMetricFamily:

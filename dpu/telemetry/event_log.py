@@ -6,8 +6,9 @@ import logging
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Protocol
 
 from meshfusion.dpu.api.event_types import Event, Severity
@@ -43,7 +44,14 @@ class EventLog:
         self._is_closed = False
 
     def tell(self, kind: str, text: str, *, severity: Severity | None = None, **fields: object) -> None:
-        """See :class:`EventSink`."""
+        """See :class:`EventSink`; of the service itself."""
+        self._tell("", kind, text, severity, fields)
+
+    def of_pool(self, name: str) -> EventSink:
+        """For what happens in one of several pools. ``name``: "" where there is one, without a name."""
+        return _OfPool(partial(self._tell, name))
+
+    def _tell(self, pool: str, kind: str, text: str, severity: Severity | None, fields: Mapping[str, object]) -> None:
         own = EVENT_KINDS[kind].severity
         assert (own is None) != (severity is None), f"the severity of {kind} is told twice or not at all"
         told = own or severity
@@ -52,12 +60,14 @@ class EventLog:
         with self._change:
             self._last_sequence += 1
             self._counts[kind] += 1
-            self._events.append(Event(self._last_sequence, self._unix_time_s(), kind, told, text, named))
+            self._events.append(Event(self._last_sequence, self._unix_time_s(), kind, told, text, named, pool))
             stuck = [w for w in self._watchers.values() if w.given < self._events[0].sequence - 1 and w.has_begun]
             self._change.notify_all()
         for watcher in stuck:
             watcher.cut_off()
-        logger.debug("%s: %s", kind, text)  # the part that saw it has logged it at its own level
+        logger.debug(
+            "%s%s: %s", f"pool {pool}: " if pool else "", kind, text
+        )  # the part that saw it has logged it at its own level
 
     def recent(self, count: int) -> tuple[Event, ...]:
         """The last ones, oldest first."""
@@ -143,6 +153,16 @@ class EventLog:
             if sequence > self._last_sequence:
                 sequence = 0
             return tuple(event for event in self._events if event.sequence > sequence)
+
+
+class _OfPool:
+    """An :class:`EventSink`. ``put``: kind, text, severity and fields."""
+
+    def __init__(self, put: Callable[[str, str, Severity | None, Mapping[str, object]], None]) -> None:
+        self._put = put
+
+    def tell(self, kind: str, text: str, *, severity: Severity | None = None, **fields: object) -> None:
+        self._put(kind, text, severity, fields)
 
 
 @dataclass(slots=True)

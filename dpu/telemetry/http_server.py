@@ -78,6 +78,11 @@ _MISDIRECTED: Final = Page(
 )
 
 
+_NOT_ALLOWED: Final = Page(
+    405, "text/plain; charset=utf-8", b"these pages are for GET and HEAD only\n", (("Allow", "GET, HEAD"),)
+)
+
+
 def is_served_host(host: str, address: TcpAddress) -> bool:
     """Does a request's ``Host`` name the loopback ``address`` that it came to, under any port?"""
     name = re.sub(r":[0-9]*$", "", host.strip()).lower()
@@ -150,6 +155,12 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_HEAD(self) -> None:
         self._answer(with_body=False)
+
+    def _refuse_method(self) -> None:
+        """Of HTTP's methods, none but GET and HEAD is for any page; what else somebody thinks of is not implemented."""
+        self._send(_NOT_ALLOWED, with_body=True)
+
+    do_POST = do_PUT = do_DELETE = do_PATCH = do_OPTIONS = do_TRACE = do_CONNECT = _refuse_method
 
     def _answer(self, *, with_body: bool) -> None:
         if self._received.is_cut:

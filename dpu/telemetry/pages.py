@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from meshfusion.dpu.telemetry.collector import CONTENT_TYPE, Metrics
@@ -26,14 +27,20 @@ Pages = Mapping[str, Callable[[], Page]]
 
 
 def pages_of(metrics: Metrics, health: Health, others: Pages | None = None) -> Pages:
-    """``others``: added to these, such as ``/``."""
+    """``others``: added to these, such as ``/``. Each of several pools has a page, too: their names are words of a few
+    plain letters."""
     return {
         "/metrics": lambda: Page(200, CONTENT_TYPE, metrics.text()),
         "/healthz": lambda: _answered(health.alive()),
         "/readyz": lambda: _answered(health.ready()),
         "/status.json": lambda: _answered(health.status()),
+        **{f"/pools/{name}/status.json": partial(_status_of, health, name) for name in health.names},
         **(others or {}),
     }
+
+
+def _status_of(health: Health, name: str) -> Page:
+    return _answered(health.status_of(name))
 
 
 def _answered(answer: HealthAnswer) -> Page:

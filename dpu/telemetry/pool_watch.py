@@ -1,4 +1,4 @@
-"""Looks at the pool once a second, on one thread of its own.
+"""Looks at a pool once a second, on one thread of its own.
 
 Everything that tells of the pool reads what was seen here. However many ask, and however long the pool does not answer,
 one thread waits for it.
@@ -19,6 +19,7 @@ from meshfusion.dpu.api.types import ChunkService
 from meshfusion.dpu.segment_map import DriveMap, SegmentView
 from meshfusion.dpu.telemetry.changes import tell_changes, tell_first
 from meshfusion.dpu.telemetry.event_log import EventSink
+from meshfusion.dpu.telemetry.pool_words import called
 from meshfusion.dpu.telemetry.snapshot import Snapshot
 from meshfusion.jbof.errors import ServiceUnavailableError
 
@@ -31,8 +32,8 @@ DEADLINE_S: Final = 5.0  # a pool that takes longer to tell its status does not 
 
 
 class PoolWatch:
-    """``segments``: asked for maps when somebody wants them. ``index_directory``: whose files are the index. ``clock``
-    reads monotonic seconds."""
+    """``name``: as :func:`~meshfusion.dpu.telemetry.pool_words.called` takes it. ``segments``: asked for maps when
+    somebody wants them. ``index_directory``: whose files are the index. ``clock`` reads monotonic seconds."""
 
     def __init__(
         self,
@@ -41,6 +42,7 @@ class PoolWatch:
         sink: EventSink,
         *,
         version: str,
+        name: str = "",
         segments: SegmentView | None = None,
         index_directory: Path | None = None,
         period_s: float = PERIOD_S,
@@ -51,6 +53,7 @@ class PoolWatch:
         self._admin = admin
         self._sink = sink
         self._version = version
+        self._called = called(name)
         self._segments = segments
         self._index_directory = index_directory
         self._period_s = period_s
@@ -75,14 +78,19 @@ class PoolWatch:
         self._looks.start()
         self._guard.start()
 
-    def close(self) -> None:
-        """A look that hangs is left behind: the pool's own end will say why."""
+    def stop(self) -> None:
+        """No more looks. Does not wait, for whoever has several to end."""
         with self._change:
             self._is_closing = True
             self._change.notify_all()
+
+    def close(self, *, wait_s: float | None = None) -> None:
+        """A look that hangs is left behind: the pool's own end will say why. ``wait_s``: its deadline, without one."""
+        self.stop()
         if self._looks.ident is not None:
-            self._looks.join(self._deadline_s)
-            self._guard.join(self._deadline_s)
+            end_s = time.monotonic() + (self._deadline_s if wait_s is None else wait_s)
+            for thread in (self._looks, self._guard):
+                thread.join(max(0.0, end_s - time.monotonic()))
 
     def fresh(self, *, deadline_s: float, with_maps: bool = False) -> Snapshot:
         """From a look that began after this call; ``with_maps``: of the segments, which on large drives may be some
@@ -90,15 +98,23 @@ class PoolWatch:
 
         Raises :class:`~meshfusion.jbof.errors.ServiceUnavailableError` when the pool does not answer in time.
         """
+        return self.told(self.ask(with_maps=with_maps), wait_s=deadline_s)
+
+    def ask(self, *, with_maps: bool = False) -> int:
+        """For a look that begins after this call; what it is called, for :meth:`told`. Never waits."""
         with self._change:
-            wanted = self._begun + 1
             self._is_wanted_now = True
             self._are_maps_wanted |= with_maps
             self._change.notify_all()
-            is_done = self._change.wait_for(lambda: self._done >= wanted or self._is_closing, deadline_s)
+            return self._begun + 1
+
+    def told(self, number: int, *, wait_s: float) -> Snapshot:
+        """Of that look, or of a later one. Raises as :meth:`fresh`."""
+        with self._change:
+            is_done = self._change.wait_for(lambda: self._done >= number or self._is_closing, wait_s)
             if is_done and self._latest is not None and not self._problem:
                 return self._latest
-            problem = self._problem or f"the pool did not tell its status within {deadline_s:g} s"
+            problem = self._problem or "the pool did not tell its status in time"
         raise ServiceUnavailableError(problem, next_step="see the service's log")
 
     def _loop(self) -> None:
@@ -114,7 +130,7 @@ class PoolWatch:
             except Exception as error:  # without looks nothing would be told any more
                 with self._change:
                     self._problem = f"the pool's status cannot be read: {error}"
-                logger.exception("a look at the pool failed")
+                logger.exception("a look at %s failed", self._called)
             with self._change:
                 self._done = self._begun
                 self._change.notify_all()
@@ -162,11 +178,12 @@ class PoolWatch:
                 hangs = is_busy and self._done == done
                 if hangs and not self._is_silent:
                     self._is_silent = True
-                    self._sink.tell("pool_silent", f"the pool has not told its status within {self._deadline_s:g} s")
-                    logger.error("the pool has not told its status within %g s", self._deadline_s)
+                    text = f"{self._called} has not told its status within {self._deadline_s:g} s"
+                    self._sink.tell("pool_silent", text)
+                    logger.error("%s", text)
                 elif self._done > done and self._is_silent:
                     self._is_silent = False
-                    self._sink.tell("pool_answers", "the pool tells its status again")
+                    self._sink.tell("pool_answers", f"{self._called} tells its status again")
 
 
 def pause_s(period_s: float, took_s: float) -> float:

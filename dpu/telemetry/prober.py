@@ -1,4 +1,4 @@
-"""Probes the pool now and then, on one thread of its own, and keeps what came of it."""
+"""Probes a pool now and then, on one thread of its own, and keeps what came of it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Final, Protocol
 
 from meshfusion.dpu.api.event_types import Severity
 from meshfusion.dpu.telemetry.event_log import EventSink
+from meshfusion.dpu.telemetry.pool_words import called
 from meshfusion.dpu.telemetry.probe_result import ProbeResult, ProbeState, ProbeView
 
 logger = logging.getLogger("meshfusion.probe")
@@ -38,7 +39,8 @@ class Probe(Protocol):
 
 
 class Prober:
-    """``interval_s``: from the end of a probe to the next. ``clock`` reads monotonic seconds."""
+    """``name``: as :func:`~meshfusion.dpu.telemetry.pool_words.called` takes it. ``interval_s``: from the end of a
+    probe to the next. ``clock`` reads monotonic seconds."""
 
     def __init__(
         self,
@@ -46,12 +48,14 @@ class Prober:
         sink: EventSink,
         *,
         interval_s: float,
+        name: str = "",
         deadline_s: float = DEADLINE_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._probe = probe
         self._sink = sink
         self._interval_s = interval_s
+        self._called = called(name)
         self._deadline_s = deadline_s
         self._clock = clock
         self._stop = threading.Event()
@@ -64,11 +68,15 @@ class Prober:
     def start(self) -> None:
         self._thread.start()
 
-    def close(self) -> None:
-        """A probe that hangs is left behind."""
+    def stop(self) -> None:
+        """No more probes. Does not wait, for whoever has several to end."""
         self._stop.set()
+
+    def close(self, *, wait_s: float | None = None) -> None:
+        """A probe that hangs is left behind. ``wait_s``: its deadline, without one."""
+        self.stop()
         if self._thread.ident is not None:
-            self._thread.join(self._deadline_s)
+            self._thread.join(self._deadline_s if wait_s is None else wait_s)
 
     def view(self) -> ProbeView:
         """The last result, or that the next one is overdue. Never waits."""
@@ -104,7 +112,7 @@ class Prober:
         try:
             result = self._probe.run()
         except Exception as error:  # a defect of the probe is no reason to be silent from then on
-            logger.exception("the probe failed")
+            logger.exception("the probe of %s failed", self._called)
             result = ProbeResult(ProbeState.FAILING, (f"the probe itself failed: {error!r}",))
         with self._mutex:
             before, self._result = self._result, result
@@ -116,7 +124,7 @@ class Prober:
     def _tell(self, result: ProbeResult) -> None:
         why = "; ".join(result.reasons)
         severity = _SEVERITIES.get(result.state, Severity.ERROR)
-        text = f"the probe of the pool is {result.state.value}" + (f": {why}" if why else "")
+        text = f"the probe of {self._called} is {result.state.value}" + (f": {why}" if why else "")
         self._sink.tell("probe_changed", text, severity=severity, state=result.state.value)
         level = {Severity.INFO: logging.INFO, Severity.WARNING: logging.WARNING}.get(severity, logging.ERROR)
         logger.log(level, "%s", text)

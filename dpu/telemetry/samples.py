@@ -19,9 +19,13 @@ class Sample(NamedTuple):
     value: float
     labels: tuple[str, ...] = ()
 
+    def of_pool(self, name: str) -> Sample:
+        """One of the functions here, which leave out the first label of what is a pool's."""
+        return self._replace(labels=(name, *self.labels))
+
 
 def pool_samples(now: Snapshot, limits: Limits) -> Iterator[Sample]:
-    """What the pool told."""
+    """What the pool told, without the label that names it."""
     yield from _of_counters(now.counters)
     yield from _of_space(now, limits)
     status = now.status

@@ -1,13 +1,16 @@
 """The one table of the service's metrics. What is exposed, what is documented and what alerts may name comes from it.
 
-A label's values are few and known beforehand: words of this program, or a drive's number. Holders, requests and keys
-are never labels.
+A label's values are few and known beforehand: words of this program, a drive's number, or the name of a pool. Holders,
+requests and keys are never labels.
+
+What is of a pool has the label ``pool`` always. Of a service of one pool, which has no name, it is empty, and to
+Prometheus an empty label is none: rules and panels are the same for both.
 """
 
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from meshfusion.dpu.api.types import ReserveOutcome
@@ -16,6 +19,7 @@ from meshfusion.jbof.drives.life_words import State
 from meshfusion.jbof.policy.medium_policy import Refusal
 
 PREFIX: Final = "meshfusion_"
+POOL: Final = "pool"  # the label; the first of those that have it
 RPC_BUCKETS_S: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 """A lookup has 20 ms (rule 8): the buckets are close around that."""
 
@@ -171,23 +175,25 @@ DRIVES: Final = (
     _gauge("drive_problem", "1 while something that was found wrong with it holds.", "drive"),
     _counter("drive_alarms", "How often the state of a drive was told to people.", "drive_alarms"),
 )
-SERVICE: Final = (
-    _gauge("build_info", "Always 1.", "version"),
+THE_POOL: Final = (
     _gauge("pool_info", "Always 1.", "pool_uuid", "format_version"),
     _gauge("pool_answers", "1 while the pool answers in time; while it does not, what is read from it is absent."),
     _gauge("epoch", "Of this owner of the pool."),
     _gauge("index_bytes", "What the files of the index take on their filesystem.", unit="bytes"),
     _gauge("index_scan", "1 while the index is looked through after a start.", source="index_scans_under_way"),
     _gauge("index_entries_damaged", "Damaged entries that were found then.", source="index_entries_damaged"),
+    _gauge("probe_state", "1 for what the last probe found, 0 for the others.", "state"),
+    _gauge("probe_seconds", "How long the last probe took.", unit="seconds"),
+    _gauge("probe_age_seconds", "How long ago it ended; absent before the first.", unit="seconds"),
+)
+SERVICE: Final = (
+    _gauge("build_info", "Always 1.", "version"),
     _gauge("rpc_in_flight", "Calls that are being answered."),
     Metric(f"{PREFIX}rpc_seconds", Kind.HISTOGRAM, "seconds", "How long calls took in the service.", ("call",)),
     Metric(f"{PREFIX}rpc_total", Kind.COUNTER, "", "Calls by gRPC status code.", ("call", "code")),
     _counter("rpc_slow", "Calls that took longer than telemetry.slow_call_s."),
     _counter("events", "What happened, by kind; see `mfctl events`.", label="kind"),
     _gauge("event_watchers", "Streams of events that are open."),
-    _gauge("probe_state", "1 for what the last probe found, 0 for the others.", "state"),
-    _gauge("probe_seconds", "How long the last probe took.", unit="seconds"),
-    _gauge("probe_age_seconds", "How long ago it ended; absent before the first.", unit="seconds"),
 )
 # As prometheus_client makes them.
 PROCESS: Final = (
@@ -198,12 +204,19 @@ PROCESS: Final = (
     Metric("process_open_fds", Kind.GAUGE, "", "Its open files."),
     Metric("process_max_fds", Kind.GAUGE, "", "Most that it may have open."),
 )
+
+
+def _of_each_pool(part: tuple[Metric, ...]) -> tuple[Metric, ...]:
+    return tuple(replace(metric, labels=(POOL, *metric.labels)) for metric in part)
+
+
 SECTIONS: Final = {
-    "Lookups": LOOKUPS,
-    "Saves": SAVES,
-    "Space": SPACE,
-    "Engines": HOLDERS,
-    "Drives": DRIVES,
+    "Lookups": _of_each_pool(LOOKUPS),
+    "Saves": _of_each_pool(SAVES),
+    "Space": _of_each_pool(SPACE),
+    "Engines": _of_each_pool(HOLDERS),
+    "Drives": _of_each_pool(DRIVES),
+    "The pool": _of_each_pool(THE_POOL),
     "The service": SERVICE,
     "Its process": PROCESS,
 }
@@ -237,6 +250,8 @@ def metrics_document() -> str:
 
 
 def _label_text(metric: Metric, label: str) -> str:
+    if label == POOL:
+        return f"`{POOL}`"
     if label == "kind":
         return "`kind`: see [events.md](events.md)"
     values = LABEL_VALUES.get((metric.name, label)) or tuple(value for value, _ in metric.source if value)

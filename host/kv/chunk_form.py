@@ -5,16 +5,27 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from meshfusion.dpu.api.limits import MAX_KEYS_PER_MATCH, MAX_MESSAGE_BYTES
 from meshfusion.dpu.api.types import UNIT_DIGEST_BYTES, ShardSize
-from meshfusion.host.kv.group_layout import GroupLayout
 from meshfusion.host.kv.resume import GroupPlan, ResumeRule, StateAtBoundary, WholePrefix
 from meshfusion.jbof.errors import UnsupportedError
 
 _RECORD_BYTES, _SHARD_BYTES = 112, 48
 """In an answer, without digests: a little more than they take."""
 _ANSWER_BYTES_MAX = MAX_MESSAGE_BYTES * 7 // 8
+
+
+class BlockSize(Protocol):
+    """What of a :class:`~meshfusion.host.kv.group_layout.GroupLayout` decides how it is cut into chunks."""
+
+    @property
+    def group(self) -> int: ...
+    @property
+    def block_tokens(self) -> int: ...
+    @property
+    def unit_bytes(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +112,7 @@ class ChunkForm:
 
 
 def form_of(
-    layouts: Sequence[GroupLayout],
+    layouts: Sequence[BlockSize],
     rules: Sequence[ResumeRule],
     *,
     chunk_min_bytes: int,

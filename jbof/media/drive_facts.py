@@ -1,4 +1,5 @@
-"""What a pool's drive is called and how it likes to be written, from sysfs, where a block device is given.
+"""What a pool's drive is called and how it likes to be written, from sysfs, where a block device is given. An encrypted
+one (dm-crypt) is what it lies on: a mapping of its own has neither serial nor wishes.
 
 (Linux: Documentation/ABI/stable/sysfs-block. For NVMe ``minimum_io_size`` is NPWG and ``discard_granularity`` NPDG,
 drivers/nvme/host/core.c.)
@@ -49,9 +50,18 @@ def _device(path: Path, sysfs: Path) -> Path | None:
         if not stat.S_ISBLK(status.st_mode):
             return None
         device = (sysfs / "dev" / "block" / f"{os.major(status.st_rdev)}:{os.minor(status.st_rdev)}").resolve()
+        device = _below_encryption(device)
         return device.parent if (device / "partition").exists() else device
     except OSError:
         return None
+
+
+def _below_encryption(device: Path) -> Path:
+    """libcryptsetup has its mappings' UUIDs begin with CRYPT-; one lies on one device."""
+    if not _text(device / "dm" / "uuid").startswith("CRYPT-"):
+        return device
+    slaves = [slave.resolve() for slave in (device / "slaves").iterdir()]
+    return slaves[0] if len(slaves) == 1 else device
 
 
 def _text(path: Path) -> str:

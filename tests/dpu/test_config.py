@@ -66,7 +66,7 @@ pool: {path: $TMP/pool, create: true, size: 4GiB}
 
 def test_a_short_file_gets_the_defaults(tmp_path: Path) -> None:
     config = load_service_config(write(tmp_path, GOOD))
-    assert config.listen == f"unix://{tmp_path}/s"
+    assert config.listen == (f"unix://{tmp_path}/s",)
     assert pool_of(config).path == tmp_path / "pool"
     assert pool_of(config).size == 4 * 2**30
     assert pool_of(config).segment_size is None

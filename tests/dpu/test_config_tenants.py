@@ -107,10 +107,6 @@ def test_without_pools_there_is_one_for_the_default_tenant(tmp_path: Path) -> No
             r"audit\.path: is missing: with pools, none of .*; add audit: \{path: /var",
         ),
         (("audit:", "audti:"), r"line 10: audti: unknown key; did you mean audit\?"),
-        (
-            ("audit:", "telemetry: {listen: 127.0.0.1:9477}\naudit:"),
-            r"line 10: telemetry\.listen = '127\.0\.0\.1:9477': stands beside pools, .*one pool only, so far; remove",
-        ),
         (("    m", "    bdevs: {0: x}\n    m"), r"line 6: pools\.red\.bdevs = .*: are for target: spdk"),
     ],
 )

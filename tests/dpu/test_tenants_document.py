@@ -1,4 +1,4 @@
-"""What docs/tenants.md shows is a configuration that the service takes."""
+"""What docs/tenants.md shows are configurations that the service takes."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from pathlib import Path
 
 import yaml
 
-from meshfusion.dpu.config import load_service_config
+from meshfusion.dpu.config import PoolConfig, load_service_config
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "tenants.md"
 
 
 def test_the_example_is_a_configuration(tmp_path: Path) -> None:
-    (block,) = re.findall(r"```yaml\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
+    block, _ = _blocks()
     for name in ("red", "lab"):
         (tmp_path / f"dev-{name}").touch()
         block = block.replace(f"/dev/vg0/{name}", f"{tmp_path}/dev-{name}")
@@ -24,3 +24,14 @@ def test_the_example_is_a_configuration(tmp_path: Path) -> None:
     red, lab = load_service_config(file).served
     assert (red.tenants, lab.tenants) == (frozenset({"red"}), frozenset({"blue", "green"}))
     assert yaml.safe_load(block)["pools"].keys() == {"red", "lab"}
+
+
+def test_the_example_of_encryption_is_that_of_a_pool() -> None:
+    _, block = _blocks()
+    pool = PoolConfig.model_validate(yaml.safe_load(block)["pools"]["red"]["pool"])
+    assert pool.encryption is not None
+    assert pool.encryption.place.key_file == Path("/run/keys/red")
+
+
+def _blocks() -> list[str]:
+    return re.findall(r"```yaml\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)

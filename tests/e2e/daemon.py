@@ -25,16 +25,28 @@ HEARTBEAT_S = 0.5
 class Daemon:
     """``meshfusion`` over the pool ``folder/pool``, on the socket ``folder/s``."""
 
-    def __init__(self, folder: Path, *, data_path: Path | None = None, silence_s: float = 2.0, more: str = "") -> None:
-        """``more``: YAML of further parts of the configuration."""
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        data_path: Path | None = None,
+        silence_s: float = 2.0,
+        size: str = "96MiB",
+        segment_size: str = "8MiB",
+        more: str = "",
+        changed_by: str = "",
+    ) -> None:
+        """``more``: YAML of further parts of the configuration. ``changed_by``: Python that runs in the service's
+        process before it starts, to plant a bug."""
         self.address = f"unix://{folder}/s"
         self.pool = folder / "pool"
         self._log = folder / "daemon.log"
         self._config = folder / "service.yaml"
+        self._changed_by = changed_by
         data = f", data_path: {data_path}" if data_path is not None else ""
         self._config.write_text(
             f"listen: {self.address}\n"
-            f"pool: {{path: {self.pool}, create: true, size: 96MiB, segment_size: 8MiB{data}}}\n"
+            f"pool: {{path: {self.pool}, create: true, size: {size}, segment_size: {segment_size}{data}}}\n"
             f"leases: {{heartbeat_s: {HEARTBEAT_S}, lease_ttl_s: {2 * silence_s}, holder_silence_s: {silence_s}, "
             f"grant_ttl_s: 60}}\n"
             f"{more}"
@@ -46,7 +58,7 @@ class Daemon:
         return {"service": self.address}
 
     def start(self) -> None:
-        code = "from meshfusion.tools.mfctl.main import service_main; service_main()"
+        code = f"{self._changed_by}\nfrom meshfusion.tools.mfctl.main import service_main; service_main()"
         command = [sys.executable, "-c", code, "--config", str(self._config), "--format", "json"]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log)

@@ -234,6 +234,45 @@ def test_no_command_blocks_its_caller(service: ControlledService) -> None:
         assert sorted(times_s)[len(times_s) * 95 // 100] < 0.02
 
 
+def test_commands_that_pile_up_are_answered_without_the_service(
+    service: ControlledService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every lookup and every wish gets its answer, and what was reserved before is settled yet."""
+    monkeypatch.setattr("meshfusion.host.pool_client.MAX_FAST_COMMANDS", 2)
+    monkeypatch.setattr("meshfusion.host.pool_client.MAX_SLOW_COMMANDS", 3)
+    monkeypatch.setattr("meshfusion.host.pool_client.MAX_BEFORE_RESERVE", 1)
+    with attached(service) as rig:
+        (answered,) = reserve(rig, wish(1, 1, 2))
+        run = granted(answered)
+        service.ignores_deadlines = True
+        held = {name: threading.Event() for name in ("match", "reserve")}
+        service.holds.update(held)
+        rig.client.reserve((wish(2),))
+        until(lambda: len(service.calls["reserve"]) == 2)
+        rig.client.reserve((wish(3),))
+        rig.client.reserve((wish(4), wish(5)))
+        assert [rig.expect(ReserveFailed).run_id for _ in range(2)] == [4, 5]
+        extent = api.Extent(1, 0, 256, 9, 1)
+        rig.client.drop(number_key(9), extent, "mismatch")
+        rig.client.settle(run, ((UNITS, UNITS),))
+        rig.client.settle(grant(rig.attachment.holder_id, "two"), ((UNITS,),))
+        rig.client.settle(grant(rig.attachment.holder_id, "three"), ((UNITS,),))
+        assert rig.expect(Committed) == Committed((), (number_key(0),)), "there is no room for the last"
+        rig.client.settle(grant(rig.attachment.holder_id, "four"), ((None,),), withheld=(0,))
+
+        rig.client.match("r", 1, lambda: asked(keys(2)), time.monotonic() + 5.0)
+        until(lambda: service.calls["match"])
+        for attempt in (2, 3, 4):
+            rig.client.match("r", attempt, lambda: asked(keys(2)), time.monotonic() + 5.0)
+        assert rig.expect(Matched) == Matched("r", 4, "", NOTHING_STORED)
+        for hold in held.values():
+            hold.set()
+        assert rig.expect(Committed) == Committed(run.keys, ()), "what was reserved before it became too much"
+        until(lambda: len(service.calls["match"]) == 3)
+        assert service.calls["drop"] == []
+        assert len(service.calls["reserve"]) == 3
+
+
 def test_the_service_goes_away_and_comes_back(service: ControlledService) -> None:
     service.heartbeat_s = 0.02
     with attached(service) as rig:

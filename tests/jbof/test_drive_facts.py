@@ -82,3 +82,17 @@ def test_what_no_drive_frees_in_is_not_heeded(tmp_path: Path, device: Path) -> N
 def test_a_file_is_aligned_to_blocks(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert alignment_bytes(tmp_path / "file", 4096, tmp_path) == 4096
+
+
+def test_an_encrypted_drive_is_what_lies_below(tmp_path: Path, device: Path) -> None:
+    """A mapping has neither a serial nor wishes of its own. A volume may be moved to another drive: it has no name."""
+    sysfs = tree(tmp_path, serial="S1\n", queue__minimum_io_size="16384\n")
+    mapping = sysfs / "devices" / "dm-0"
+    (mapping / "slaves").mkdir(parents=True)
+    (mapping / "slaves" / "nvme0n1").symlink_to(sysfs / "devices" / "nvme0n1")
+    (mapping / "dm").mkdir()
+    (sysfs / "dev" / "block" / "259:1").unlink()
+    (sysfs / "dev" / "block" / "259:1").symlink_to(mapping)
+    for uuid, name, alignment in (("CRYPT-LUKS2-1-x", "S1", 16384), ("LVM-1", "", 4096)):
+        (mapping / "dm" / "uuid").write_text(f"{uuid}\n")
+        assert (drive_name(device, sysfs), alignment_bytes(device, 4096, sysfs)) == (name, alignment)

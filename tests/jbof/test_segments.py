@@ -289,6 +289,8 @@ class Segments(RuleBasedStateMachine):
         counts = self.table.counts()
         assert counts.free + counts.open + counts.sealed + counts.opening == 4
         assert counts.opening == len(self.pending)
+        counted = self.table.tally(self.table.geometry.segments, lambda _: False)
+        assert counts == SegmentCounts(counted.free, counted.open, counted.sealed, counted.opening)
 
 
 TestSegments = Segments.TestCase

@@ -23,7 +23,8 @@ CASE_DEADLINE_S = 180.0
 NVMF_TGT_VARIABLE = "MESHFUSION_TEST_NVMF_TGT"
 """Names SPDK's target, built with RDMA, for the tests that need it: it comes from no registry."""
 
-collect_ignore = [] if os.environ.get(NVMF_TGT_VARIABLE) else ["test_reservations_spdk.py", "test_pool_drives_spdk.py"]
+_NEED_SPDK = ("pool_drives", "reservations", "restarts", "silent_writer")
+collect_ignore = [] if os.environ.get(NVMF_TGT_VARIABLE) else [f"test_{name}_spdk.py" for name in _NEED_SPDK]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

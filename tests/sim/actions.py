@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from meshfusion.dpu.api import types as api
 from meshfusion.dpu.store.effects import DeleteChunk
@@ -27,7 +27,7 @@ def match(world: World, host: Host) -> None:
         found = service.look_up([key for group in request.groups for key in group.keys])
         world.later(host, lambda service: decide(service, found))
 
-    def decide(service: Service, found: dict[bytes, api.ChunkRecord]) -> None:
+    def decide(service: Service, found: Mapping[bytes, api.ChunkRecord]) -> None:
         shortened = service.store.counts["match_shortened_by_pins"]
         reply = service.store.match(world.clock_s, request, service.reach.known_to(host.holder_id, found))
         offered = {drive_of_segment(shard.extent.segment) for chunk in reply.chunks for shard in chunk.shards}
@@ -38,9 +38,10 @@ def match(world: World, host: Host) -> None:
         was_shortened = service.store.counts["match_shortened_by_pins"] > shortened
         world.seen["lower boundaries for the pins"] += was_shortened and reply.chunk_count > 0
         if reply.lease_id and world.is_served(host):
-            world.leased[reply.lease_id] = Leased(host.holder_id, reply.chunks, world.clock_s + OPTIONS.lease_ttl_s)
+            chunks = tuple(reply.chunks)
+            world.leased[reply.lease_id] = Leased(host.holder_id, chunks, world.clock_s + OPTIONS.lease_ttl_s)
             if host.is_attached and world.rng.random() > REPLY_LOST:
-                host.leases[reply.lease_id] = reply.chunks
+                host.leases[reply.lease_id] = chunks
 
     world.send(host, "match", look)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from meshfusion.dpu.api import types as api
 from meshfusion.jbof.pool_addresses import namespace_of
 from tests.sim import host as hosts
@@ -24,7 +26,7 @@ def reserve(world: World, host: Host) -> None:
         stored = service.look_up([item.key for item in items])
         world.later(host, lambda service: decide(service, stored))
 
-    def decide(service: Service, stored: dict[bytes, api.ChunkRecord]) -> None:
+    def decide(service: Service, stored: Mapping[bytes, api.ChunkRecord]) -> None:
         must(host.dialect is not Dialect.OLD, "an engine of another version was served", host)
         step = service.store.reserve(world.clock_s, request, stored, service.reach.places_of(host.holder_id))
         expires_s = world.clock_s + OPTIONS.grant_ttl_s

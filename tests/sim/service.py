@@ -17,6 +17,7 @@ from meshfusion.dpu.export.keeper import FencingTarget
 from meshfusion.dpu.store.effects import Effect, OpenSegment, PutChunk
 from meshfusion.dpu.store.steps import Step
 from meshfusion.dpu.store.store import Store, StoreOptions
+from meshfusion.dpu.store.stored_chunks import StoredChunks
 from meshfusion.jbof.policy.write_budget import WriteBudget
 from meshfusion.jbof.pool_addresses import drive_of_segment
 from meshfusion.jbof.segments import SegmentGeometry, SegmentTable
@@ -186,12 +187,13 @@ class Service:
     def is_busy(self) -> bool:
         return bool(self._queue)
 
-    def look_up(self, keys: Iterable[bytes]) -> dict[bytes, api.ChunkRecord]:
+    def look_up(self, keys: Iterable[bytes]) -> Mapping[bytes, api.ChunkRecord]:
+        """As the index gives it to lookups."""
         found = {key: self.index.chunks[key] for key in keys if key in self.index.chunks}
         if self._rules.shows_queued:
             queued = (e.record for _, effects in self._queue for e in effects if isinstance(e, PutChunk))
             found.update((record.key, record) for record in queued if record.key in keys)
-        return found
+        return StoredChunks.of(found)
 
     def submit(
         self, step: Step[Any], on_reply: Callable[[Any], None], on_failure: Callable[[], None] = lambda: None

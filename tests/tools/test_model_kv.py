@@ -8,8 +8,17 @@ from pathlib import Path
 
 import pytest
 
+from meshfusion.host.kv.resume import LastWindow, LocalChunk, ResumeRule, StateAtBoundary, WholePrefix
 from meshfusion.jbof.errors import MeshFusionError
-from meshfusion.tools.model_kv import LayerKv, ModelKv, describe_model
+from meshfusion.tools.model_kv import (
+    EngineSettings,
+    GroupKv,
+    LayerKv,
+    ModelKv,
+    describe_model,
+    from_object,
+    to_object,
+)
 from tests.e2e.harness import ROOT
 from tests.e2e.hybrid_configs import WINDOW_TOKENS
 from tests.e2e.hybrid_models import HYBRID_MODELS, make_hybrid_models
@@ -81,6 +90,30 @@ def test_groups_of_the_others(name: str, tmp_path: Path) -> None:
         assert rules["sliding_window"] == f"the last {WINDOW_TOKENS - 1} tokens"
     if "chunked_local" in rules:
         assert rules["chunked_local"] == f"since the attention chunk of {WINDOW_TOKENS} tokens began"
+
+
+def test_an_engine_with_other_settings(tmp_path: Path) -> None:
+    """Two KV heads on two ranks, in float32, in blocks of 48 tokens: a page holds keys and values of one head."""
+    settings = EngineSettings(tensor_parallel_size=2, block_size=48, dtype="float32", max_model_len=4096)
+    (group,) = describe_model(config_of("llama", tmp_path), settings).groups
+    (member,) = group.members
+    assert member.block_tokens == 48
+    assert member.real_bytes == 2 * 48 * HEAD_DIM * 4
+    assert group.unit_bytes == 4 * member.real_bytes
+    assert group.rule == WholePrefix()
+    assert group.ranks_per_shard == 1
+
+
+def test_ranks_that_the_model_cannot_be_divided_by_are_named(tmp_path: Path) -> None:
+    with pytest.raises(MeshFusionError, match="divisible by tensor parallel size"):
+        describe_model(config_of("llama", tmp_path), EngineSettings(tensor_parallel_size=3))
+
+
+@pytest.mark.parametrize("rule", [WholePrefix(), LastWindow(100), LocalChunk(64), StateAtBoundary(), None])
+def test_what_the_child_answers_is_read_as_it_was(rule: ResumeRule | None) -> None:
+    layer = LayerKv("Spec", "kind", 2, "a", "words", 16, 100, 128, 7, False)
+    model = ModelKv("0.32.0", "cpu", (GroupKv((layer,), ("a; b",), rule, 4),), 10, 5, ("c; d",), 1.5)
+    assert from_object(json.loads(json.dumps(to_object(model)))) == model
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:

@@ -20,6 +20,8 @@ from meshfusion.dpu.telemetry.event_log import EventLog
 from meshfusion.dpu.telemetry.pool_watch import PoolWatch
 from meshfusion.dpu.telemetry.probe_result import ProbeState, ProbeView
 from meshfusion.dpu.telemetry.snapshot import Limits
+from meshfusion.dpu.telemetry.table import METRICS
+from meshfusion.dpu.telemetry.watched_pool import WatchedPool
 from meshfusion.tools import monitoring
 from meshfusion.tools.monitoring import metrics_named
 from tests.dpu.telemetry.fakes import FakePool
@@ -49,6 +51,24 @@ def test_every_alert_has_its_part_of_the_runbook() -> None:
         assert rule["labels"]["severity"] in ("critical", "warning")
     for alert in ALERTS:
         assert alert.steps, alert.name
+
+
+def is_of_pool(expr: str) -> bool:
+    return any("pool" in METRICS[name].labels for name in metrics_named(expr) & set(METRICS))
+
+
+def test_what_is_of_a_pool_is_told_of_each_of_several() -> None:
+    """A sum over all pools would hide the one that is stopped, and would not say which it is."""
+    of_pools = [alert for alert in ALERTS if is_of_pool(alert.expr)]
+    assert len(of_pools) > 10
+    for alert in of_pools:
+        assert "pool" in re.sub(r'"[^"]*"|meshfusion_\w+', "", alert.expr) or "by (" not in alert.expr, alert.name
+        assert "$labels.pool" in alert.summary, alert.name
+    for alert in ALERTS:
+        assert alert in of_pools or "$labels.pool" not in alert.summary, alert.name
+    panels = [panel for row in monitoring.ROWS.values() for panel in row]
+    for expr, legend in (query for panel in panels for query in panel.queries):
+        assert is_of_pool(expr) == ('pool=~"$pool"' in expr) == ("{{pool}}" in legend), expr
 
 
 def test_panels_do_not_lie_over_each_other() -> None:
@@ -104,7 +124,8 @@ def test_prometheus_has_nothing_against_the_metrics(promtool: str) -> None:
     watch = PoolWatch(pool, pool, events, version="1")
     watch.start()
     view = ProbeView(ProbeState.OK, (), 0.1, 1.0, 1.0)
-    metrics = Metrics(watch, calls, events, lambda: view, Limits(0.25, 0.5, 1.0), version="1")
+    watched = WatchedPool("red", watch, lambda: view, lambda: Limits(0.25, 0.5, 1.0))
+    metrics = Metrics([watched], calls, events, version="1")
     run(promtool, "check", "metrics", text=metrics.text().decode())
     watch.close()
 
@@ -129,6 +150,8 @@ def test_alerts_fire_when_they_should_and_not_before(promtool: str, tmp_path: Pa
         return [{"exp_labels": labels, "exp_annotations": annotations}]
 
     stopped = told("MeshFusionSavesStopped", "No saves are accepted on box; hits go on.")
+    in_red = told("MeshFusionSavesStopped", "No saves are accepted on box, pool red; hits go on.")
+    in_red[0]["exp_labels"] = {**labels, "pool": "red"}
     slow = told("MeshFusionLookupsSlow", "One lookup in a hundred takes longer than 20 ms on box.")
 
     def lookups(quick: str, all_of_them: str) -> list[dict[str, str]]:
@@ -145,6 +168,16 @@ def test_alerts_fire_when_they_should_and_not_before(promtool: str, tmp_path: Pa
                 {"eval_time": "5m", "exp_alerts": []},
                 {"eval_time": "6m", "exp_alerts": stopped},
                 {"eval_time": "8m", "exp_alerts": []},
+            ],
+        ),
+        case(
+            [
+                series("meshfusion_saves_stopped", "0 1 1 1 1 1 1 1 1 1", pool="red"),
+                series("meshfusion_saves_stopped", "0 0 0 0 0 0 0 0 0 0", pool="lab"),
+            ],
+            MeshFusionSavesStopped=[
+                {"eval_time": "5m", "exp_alerts": []},
+                {"eval_time": "7m", "exp_alerts": in_red},
             ],
         ),
         case(

@@ -91,7 +91,7 @@ def measure_operations(report: Report, pool: Pool, rounds: int) -> None:
 
     for _ in range(20):
         lookup(drawn())
-    add(report, "lookup of 400 chunks, the index", rounds, drawn, lambda keys: pool._index.get_many(keys.keys))
+    add(report, "lookup of 400 chunks, the index", rounds, drawn, lambda keys: pool._index.stored(keys.keys))
     add(report, "lookup of 400 chunks", rounds, drawn, lookup)
     pool.release(api.ReleaseRequest(holder_id, tuple(filter(None, leases))), deadline_s=DEADLINE_S)
     add(report, "commit of a chunk", rounds, lambda: new(1), commit)

@@ -35,6 +35,9 @@ _SEGMENT_BYTES: Final = 64 << 20
 SHARD: Final = ShardSize(0, UNIT_BYTES, UNIT_COUNT)
 _CHUNK_LBAS: Final = shard_lba_count(UNIT_BYTES, UNIT_COUNT)
 _SEGMENT_CHUNKS: Final = (_SEGMENT_BYTES // LBA_BYTES - SEGMENT_HEADER_LBAS) // _CHUNK_LBAS
+# More than a service keeps free by itself: it gives segments up for that, and each that it empties takes its room on
+# the filesystem, which no chunk of such a pool has taken.
+_FREE_SHARE: Final = 0.07
 _FREE_SEGMENTS: Final = 256
 _GROUP_EFFECTS: Final = 20_000
 
@@ -60,7 +63,8 @@ def prompt_keys(prompt: int) -> GroupKeys:
 
 def fill_pool(path: Path, chunk_count: int, progress: Callable[[str], None]) -> Filled:
     """A new pool at ``path``; its data is a sparse file beside it."""
-    segment_count = -(-chunk_count // _SEGMENT_CHUNKS) + _FREE_SEGMENTS
+    used_count = -(-chunk_count // _SEGMENT_CHUNKS)
+    segment_count = used_count + max(_FREE_SEGMENTS, int(_FREE_SHARE * used_count))
     size_bytes = DATA_START_LBA * LBA_BYTES + segment_count * _SEGMENT_BYTES
     data = path.with_suffix(".data")
     data.touch()

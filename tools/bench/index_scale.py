@@ -22,7 +22,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +34,7 @@ from meshfusion.dpu.api import types as api
 from meshfusion.dpu.api.client import GrpcChunkService
 from meshfusion.dpu.api.liveness import hold_liveness
 from meshfusion.dpu.pool_dir import PoolLayout
+from meshfusion.dpu.pool_tending import ADOPTED_CHUNKS
 from meshfusion.jbof.errors import MediaError
 from meshfusion.tools.bench.index_fill import (
     CHUNK_TOKENS,
@@ -140,6 +141,15 @@ def wait_for_scan(service: Service) -> float:
     return time.perf_counter() - began_s
 
 
+def wait_for_adoption(service: Service) -> None:
+    """What the pool held before, its policy is told of some at a time, once a second: ten million take 45 minutes. To
+    be called right after the start. On a machine without time to spare it takes longer than is waited for here."""
+    client = GrpcChunkService(service.address)
+    chunk_count = client.status(deadline_s=DEADLINE_S).committed_chunk_count
+    client.close()
+    time.sleep(1.1 * chunk_count / ADOPTED_CHUNKS)
+
+
 def measure_restarts(report: Report, directory: Path, filled: Filled, rounds: int, progress: Progress) -> None:
     for end in (signal.SIGTERM, signal.SIGKILL):
         for is_cold in (False, True):
@@ -205,11 +215,19 @@ class Service:
 
 
 @contextmanager
-def served(directory: Path, filled: Filled, *, end: signal.Signals = signal.SIGTERM) -> Iterator[Service]:
-    """From its ready line on. ``end``: how it ends."""
+def served(
+    directory: Path,
+    filled: Filled,
+    *,
+    end: signal.Signals = signal.SIGTERM,
+    address: str | None = None,
+    config_lines: Sequence[str] = (),
+) -> Iterator[Service]:
+    """From its ready line on. ``end``: how it ends. ``address``: where it listens instead of at a socket in
+    ``directory``. ``config_lines``: more of its configuration."""
     config = directory / "service.yaml"
-    address = f"unix://{directory}/socket"
-    config.write_text(f"listen: {address}\npool: {{path: {filled.path}}}\n")
+    address = address or f"unix://{directory}/socket"
+    config.write_text("\n".join([f"listen: {address}", f"pool: {{path: {filled.path}}}", *config_lines]) + "\n")
     code = "from meshfusion.tools.mfctl.main import service_main; service_main()"
     command = [sys.executable, "-c", code, "--config", str(config), "--format", "json"]
     with (directory / "log").open("a") as log:

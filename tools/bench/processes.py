@@ -1,7 +1,9 @@
-"""Memory of processes, as the kernel counts it."""
+"""Memory and processor time of processes, as the kernel counts them."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,6 +37,23 @@ def memory_of(pid: int | str = "self") -> Memory:
         fields[name.rstrip(":")] = int(value) * 1024
     private = fields["Private_Clean"] + fields["Private_Dirty"]
     return Memory(fields["Rss"], fields["Pss"], private, fields["Anonymous"])
+
+
+def cpu_s(pid: int) -> float:
+    """Processor time of all its threads since it began, in steps of a kernel's tick (10 ms). Raises OSError when the
+    process is gone."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def wakeups(pid: int) -> int:
+    """How often its threads that live have waited for something, since they began."""
+    count = 0
+    for status in Path(f"/proc/{pid}/task").glob("*/status"):
+        with contextlib.suppress(OSError):  # it has ended
+            fields = dict(line.split(":", 1) for line in status.read_text().splitlines())
+            count += int(fields["voluntary_ctxt_switches"])
+    return count
 
 
 def session_processes(session_id: int) -> dict[int, str]:

@@ -13,6 +13,7 @@ from meshfusion.tools.lab.progress import Note
 
 GUEST: Final = (
     "busybox-static",  # pid 1 runs before there is a root to load libraries from
+    "cryptsetup-bin",
     "ibverbs-providers",  # the user-space half of soft-RoCE
     "ibverbs-utils",  # ibv_devinfo
     "iproute2",  # ip, tc, rdma

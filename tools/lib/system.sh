@@ -120,12 +120,22 @@ want_browser() {
     install_packages chromium-headless-shell
 }
 
-# want_checkers: those of other projects that tests let look at what we write for them. Without one its test is skipped
-# with that reason, and in CI the run fails.
+<<<<<<< HEAD
+# want_checkers: those of other projects that tests let look at what we write for them, and what makes headers of encrypted
+# drives. Without one its test is skipped with that reason, or fails, and in CI the run fails.
+=======
+# want_checkers: those of other projects that tests let look at what we write for them, and the library with which the
+# fake rshim is a file system. Without one its test is skipped with that reason, and in CI the run fails.
+>>>>>>> i7-flash
 want_checkers() {
     local missing=""
     command -v logrotate >/dev/null || [ -x /usr/sbin/logrotate ] || missing="logrotate"
     command -v systemd-analyze >/dev/null || missing="$missing systemd"
+<<<<<<< HEAD
+    command -v cryptsetup >/dev/null || [ -x /usr/sbin/cryptsetup ] || missing="$missing cryptsetup-bin"
+=======
+    has_library libfuse3.so || missing="$missing fuse3"
+>>>>>>> i7-flash
     [ -n "$missing" ] || return 0
     command -v apt-get >/dev/null && [ "$(id -u)" = 0 ] || return 0
     install_packages "$(echo "$missing" | xargs)"

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import click
 
-from meshfusion.jbof.errors import FormatError
+from meshfusion.jbof.errors import ConfigError, FormatError
 from meshfusion.tools.mfctl.output import format_option, print_document, print_table
 
 _OF_EACH: Final = ("time", "call", "principal", "peer", "rpc", "outcome")
@@ -26,7 +26,8 @@ def audit() -> None:
 def show(file: Path, last: int | None, output_format: str) -> None:
     """Show the calls in FILE, an audit log of a service; the latest last.
 
-    A call that did not end (the service died, or the log could not be written then) has the outcome "begun".
+    A call that did not end (the service died, or the log could not be written then) has the outcome "begun"; one
+    whose record came so late that it was not made, "not made".
     """
     found, passed_over = read_calls(file)
     for number in passed_over:
@@ -52,6 +53,14 @@ def read_calls(file: Path) -> tuple[list[dict[str, Any]], list[int]]:
     """One a call, from the two records of it; and the numbers of lines that are no records, as a service leaves one
     behind that dies while it writes. Raises OSError, and :class:`~meshfusion.jbof.errors.FormatError` where no line is
     one."""
+    if file.is_dir():
+        from meshfusion.dpu.access.audit_log import FILE_NAME
+
+        inside = file / FILE_NAME
+        raise ConfigError(
+            f"{file} is a directory",
+            next_step=f"Name the file: {inside}" if inside.is_file() else "Name the file that audit.path names.",
+        )
     calls: dict[str, dict[str, Any]] = {}
     passed_over = []
     with open(file, encoding="utf-8", errors="replace") as lines:

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from meshfusion.jbof.errors import ConfigError
 from meshfusion.tools.mfctl.output import format_option, print_document
+
+if TYPE_CHECKING:
+    from meshfusion.dpu.config import ServiceConfig
 
 PATH = click.Path(path_type=Path, readable=False)  # whether it can be read is told with a next step
 
@@ -47,7 +52,7 @@ def check(file: Path, connector: bool, output_format: str) -> None:
     else:
         checked, warnings = examine_service_config(file, document)
         of_pools = (note for served in checked.served for note in served.notes)
-        notes = (*of_pools, *expiry_notes(checked.tls))
+        notes = (*of_pools, *expiry_notes(checked.tls), *_notes_of_root(checked))
     if output_format != "table":
         print_document({"file": str(file), "ok": True, "notes": notes, "warnings": warnings}, output_format)
     else:
@@ -56,6 +61,19 @@ def check(file: Path, connector: bool, output_format: str) -> None:
         for note in notes:
             click.echo(f"note: {note}")
         click.echo(f"{file}: ok")
+
+
+def _notes_of_root(checked: ServiceConfig) -> tuple[str, ...]:
+    """What root may read says nothing of what the service's user may, whose alone such files are to be. With the
+    kernel's target, the service is root's."""
+    is_roots = checked.exports is not None and checked.exports.target == "nvmet"
+    has_secrets = checked.tls is not None or checked.tokens_file is not None
+    if os.geteuid() != 0 or is_roots or not has_secrets:
+        return ()
+    return (
+        "checked as root, who may read every file: where the service runs as another user, check as that one, too: "
+        "runuser -u USER -- mfctl config check FILE",
+    )
 
 
 @config.command()

@@ -13,6 +13,8 @@ from meshfusion.dpu.config_tenants import pools_problems
 def config_alone(path: Path) -> ServiceConfig:
     """Raises as :func:`~meshfusion.dpu.config.load_service_config` for what is wrong with the file itself."""
     document = read_config_file(path)
+    if document.duplicates:
+        return load_service_config(path)  # as below
     try:
         config = ServiceConfig.model_validate(document.data)
     except ValidationError:

@@ -11,11 +11,12 @@ import resource
 import signal
 import sys
 import time
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from meshfusion.dpu.config import LogConfig, ServiceConfig
+from meshfusion.dpu.config import LogConfig, ServedPool, ServiceConfig
 from meshfusion.dpu.drain_gate import DrainGate
 from meshfusion.dpu.service_admin import ServedServiceAdmin
 from meshfusion.dpu.telemetry.log_format import JsonFormatter, TextFormatter
@@ -29,9 +30,10 @@ from meshfusion.tools.mfctl.service_signals import ServiceSignals
 from meshfusion.tools.mfctl.watchdog import Watchdog
 
 if TYPE_CHECKING:
-    from meshfusion.dpu.telemetry.edge import EdgeTelemetry
+    from meshfusion.dpu.api.running_server import RunningServer
+    from meshfusion.dpu.pool import Pool
     from meshfusion.dpu.telemetry.event_log import EventLog
-    from meshfusion.dpu.telemetry.service import Telemetry
+    from meshfusion.dpu.telemetry.service import Telemetry, ToldPool
 
 log = logging.getLogger("meshfusion.service")
 
@@ -75,7 +77,7 @@ def run_service(config: ServiceConfig, *, config_path: Path, ready_as_json: bool
         operation = ServedServiceAdmin(gate, version=own_version(), wake=signals.wake, reload=reloader.reload)
         events = EventLog()
         door = open_door(config, lambda text: events.tell("certificate_problem", text))
-        telemetry = _telemetry(config, pools, events)
+        telemetry = _telemetry(lambda: reloader.running, pools, events)
         try:
             server = serve(
                 gate,
@@ -92,7 +94,7 @@ def run_service(config: ServiceConfig, *, config_path: Path, ready_as_json: bool
             try:
                 telemetry.start()
                 pools.announce_service(server.address)
-                print(_ready_line(server.address, pools, ready_as_json), flush=True)
+                print(_ready_line(server, pools, as_json=ready_as_json), flush=True)
                 life.last()
                 telemetry.stopping(life.ended_by)
             finally:
@@ -112,36 +114,44 @@ def _use_all_descriptors() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def _telemetry(config: ServiceConfig, pools: ServedPools, events: EventLog) -> Telemetry | EdgeTelemetry:
+def _telemetry(running: Callable[[], ServiceConfig], pools: ServedPools, events: EventLog) -> Telemetry:
+    """``running``: what the service runs with now; a reload may change some of it."""
     from meshfusion.dpu.api.otel import provide_from_environment
-    from meshfusion.dpu.pool_dir import PoolLayout
-    from meshfusion.dpu.telemetry.edge import EdgeTelemetry
     from meshfusion.dpu.telemetry.service import Telemetry
-    from meshfusion.dpu.telemetry.snapshot import Limits
     from meshfusion.dpu.telemetry.status_page import status_page
 
     provide_from_environment(service_name="meshfusion")
-    pool = pools.only
-    if pool is None:
-        assert config.telemetry.listen is None, "checked with the file"
-        return EdgeTelemetry(config.telemetry, events)
-    (served,) = config.served
-    leases = config.leases
-    limits = Limits(leases.quarantine_max_fraction, leases.max_pinned_fraction, served.medium.drive_writes_per_day)
-    return Telemetry(
-        config.telemetry,
+    told = [_told_pool(running, served, pool) for served, pool in pools.each]
+    return Telemetry(running().telemetry, told, events=events, more_pages=status_page())
+
+
+def _told_pool(running: Callable[[], ServiceConfig], served: ServedPool, pool: Pool) -> ToldPool:
+    from meshfusion.dpu.pool_dir import PoolLayout
+    from meshfusion.dpu.telemetry.service import ToldPool
+    from meshfusion.dpu.telemetry.snapshot import Limits
+
+    def limits() -> Limits:
+        config = running()
+        leases, medium = config.leases, config.medium_of(served.name)
+        return Limits(leases.quarantine_max_fraction, leases.max_pinned_fraction, medium.drive_writes_per_day)
+
+    return ToldPool(
         pool,
         pool.drive_admin,
         limits,
-        events=events,
+        name=served.name,
+        tenant=min(served.tenants),
         segments=pool.segment_view,
         index_directory=PoolLayout(served.pool.path).index,
-        more_pages=status_page(),
     )
 
 
-def _ready_line(address: str, pools: ServedPools, as_json: bool) -> str:
-    fields: dict[str, object] = {"address": address, **pools.ready_fields(as_text=not as_json), "pid": os.getpid()}
+def _ready_line(server: RunningServer, pools: ServedPools, *, as_json: bool) -> str:
+    """``address``: that which is best on this machine; ``addresses`` where there are several."""
+    fields: dict[str, object] = {"address": server.address}
+    if len(server.addresses) > 1:
+        fields["addresses"] = list(server.addresses) if as_json else ",".join(server.addresses)
+    fields |= {**pools.ready_fields(as_text=not as_json), "pid": os.getpid()}
     if as_json:
         return json.dumps({"ready": True, **fields})
     return "ready " + " ".join(f"{name}={value}" for name, value in fields.items())

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from meshfusion.tools.mfctl.output import format_option, print_document, print_table, printable, to_json
-from meshfusion.tools.mfctl.served_source import service_address
+from meshfusion.tools.mfctl.served_source import pool_name_of, service_address
 from meshfusion.tools.mfctl.service_access import access_to
-from meshfusion.tools.mfctl.sources import explained
+from meshfusion.tools.mfctl.sources import explained, read_status
 
 if TYPE_CHECKING:
     from meshfusion.dpu.api.event_types import Event
 
+_DEADLINE_S = 5.0
 _HEADERS = ("SEQUENCE", "TIME", "SEVERITY", "KIND", "WHAT")
 
 
@@ -28,26 +29,37 @@ _HEADERS = ("SEQUENCE", "TIME", "SEVERITY", "KIND", "WHAT")
     help="Ask the running service at unix:///path or host:port instead of that of the pool in PATH.",
 )  # fmt: skip
 @click.option(
+    "--pool", "pool_name", default="", metavar="NAME",
+    help="With --service: only of that one of several pools, beside what is of no pool.",
+)  # fmt: skip
+@click.option(
     "--after", "after_sequence", type=click.IntRange(min=0), default=0, show_default=True, metavar="SEQUENCE",
     help="Only events after this one.",
 )  # fmt: skip
 @click.option("--follow", is_flag=True, help="Go on with those that come, until the service ends.")
 @format_option
-def events(path: Path | None, address: str | None, after_sequence: int, follow: bool, output_format: str) -> None:
+def events(
+    path: Path | None, address: str | None, pool_name: str, after_sequence: int, follow: bool, output_format: str
+) -> None:
     """Show what has happened in the service of a pool: engines, drives, saves, exports.
 
-    The last 1000 events since it began are known. With --follow each is printed when it comes: as a line, as a JSON
-    object a line, or as a YAML document each. Kinds are in docs/events.md.
+    Of a service of several pools: what is of that in PATH, or called by --pool, and what is of none; without either,
+    of all. The last 1000 events since it began are known. With --follow each is printed when it comes: as a line, as
+    a JSON object a line, or as a YAML document each. Kinds are in docs/events.md.
     """
     from meshfusion.dpu.api.event_client import GrpcEventSource
 
-    found_at = service_address(path, address)
+    found_at = service_address(path, address, pool_name)
+    wanted = pool_name_of(path, pool_name)
+    if pool_name:
+        read_status(None, address, pool_name, _DEADLINE_S)  # which refuses a name that the service does not know
     with closing(GrpcEventSource(found_at, access_to(found_at))) as source, explained(found_at):
-        found = source.events(after_sequence, follow=follow)
+        all_of_them = source.events(after_sequence, follow=follow)
+        found = (event for event in all_of_them if not wanted or event.pool in ("", wanted))
         if follow:
             _print_each(found, output_format)
         elif output_format == "table":
-            print_table(_HEADERS, [(e.sequence, _time(e), e.severity.value, e.kind, e.text) for e in found])
+            print_table(_HEADERS, [(e.sequence, _time(e), e.severity.value, e.kind, _text(e)) for e in found])
         else:
             print_document([event_object(event) for event in found], output_format)
 
@@ -60,6 +72,7 @@ def event_object(event: Event) -> dict[str, Any]:
         "kind": event.kind,
         "severity": event.severity.value,
         "text": event.text,
+        "pool": event.pool,
         "fields": dict(event.fields),
     }
 
@@ -72,8 +85,12 @@ def _print_each(found: Iterator[Event], output_format: str) -> None:
             click.echo("---")
             print_document(event_object(event), output_format)
         else:
-            line = f"{event.sequence:<8}  {_time(event)}  {event.severity.value:<8}  {event.kind:<18}  {event.text}"
+            line = f"{event.sequence:<8}  {_time(event)}  {event.severity.value:<8}  {event.kind:<18}  {_text(event)}"
             click.echo(printable(line))
+
+
+def _text(event: Event) -> str:
+    return f"{event.pool}: {event.text}" if event.pool else event.text
 
 
 def _time(event: Event) -> str:

@@ -161,7 +161,7 @@ def _wheel_summary(report: WheelReport) -> str:
 
 
 def _show_model(model: Path, machine: Machine, output_format: str) -> None:
-    from meshfusion.tools.model_kv import describe_model
+    from meshfusion.tools.model_kv import describe_model, to_object
     from meshfusion.tools.offload_estimate import samples, verdict
 
     click.echo("building the model's skeleton with the engine's own code, up to a minute ...", err=True)
@@ -170,8 +170,9 @@ def _show_model(model: Path, machine: Machine, output_format: str) -> None:
     if output_format != "table":
         print_document(
             {
-                "model": found, "are_kinds_served": not found.all_refusals, "bytes_per_token": _bytes_per_token(found),
-                "machine": machine, "pays": pays, "why": why, "times": samples(found, machine),
+                "model": to_object(found), "are_kinds_served": not found.all_refusals,
+                "bytes_per_token": _bytes_per_token(found), "machine": machine, "pays": pays, "why": why,
+                "times": samples(found, machine),
             },
             output_format,
         )  # fmt: skip

@@ -18,12 +18,15 @@ from meshfusion.tools.lab.cli import lab
 from meshfusion.tools.mfctl.audit_commands import audit
 from meshfusion.tools.mfctl.chunk_commands import chunk
 from meshfusion.tools.mfctl.config_commands import config
+from meshfusion.tools.mfctl.connector_commands import connector
 from meshfusion.tools.mfctl.doctor_command import doctor
+from meshfusion.tools.mfctl.dpu_commands import dpu
 from meshfusion.tools.mfctl.events_command import events
 from meshfusion.tools.mfctl.jbof_commands import jbof
 from meshfusion.tools.mfctl.kinds_command import kinds
 from meshfusion.tools.mfctl.output import EXIT_INTERRUPTED, report_error, report_object, wanted_format
 from meshfusion.tools.mfctl.path_commands import path
+from meshfusion.tools.mfctl.plan_command import plan
 from meshfusion.tools.mfctl.pool_commands import pool
 from meshfusion.tools.mfctl.service_access import access_options, remember_access
 from meshfusion.tools.mfctl.service_commands import run, service
@@ -107,7 +110,7 @@ def mfctl(context: click.Context, /, **access: Any) -> None:
 
 
 COMMANDS = (pool, service, chunk, jbof, path, events, trace, top, config, kinds, doctor, support, verify, sim, lab)
-for command in (*COMMANDS, token, audit):
+for command in (*COMMANDS, dpu, token, audit, plan, connector):
     mfctl.add_command(command)
 
 meshfusion = RootCommand(

@@ -11,6 +11,7 @@ import click
 
 from meshfusion.dpu.api.types import PoolStatus
 from meshfusion.jbof.errors import FormatError, MediaError
+from meshfusion.tools.mfctl.encrypted_pools import drives_open
 from meshfusion.tools.mfctl.output import (
     format_bytes,
     format_option,
@@ -18,11 +19,13 @@ from meshfusion.tools.mfctl.output import (
     print_fields,
     print_table,
 )
+from meshfusion.tools.mfctl.pool_key_commands import erase_key, rekey
 from meshfusion.tools.mfctl.pool_repair_commands import rebuild_index, repair
 from meshfusion.tools.mfctl.progress import Progress
 from meshfusion.tools.mfctl.sources import read_status, source_options
 
 if TYPE_CHECKING:
+    from meshfusion.dpu.encryption.note import KeyPlace
     from meshfusion.dpu.pool_inspect import CheckReport
 
 
@@ -80,6 +83,11 @@ def pool() -> None:
     "--serial", metavar="TEXT",
     help="With --force: the serial of the drive that may be overwritten; of a file, its name without folders.",
 )  # fmt: skip
+@click.option(
+    "--header-dir", type=PATH, metavar="DIRECTORY",
+    help="Encrypt each --data-path, a block device, with its LUKS2 header here; needs --key-file.",
+)  # fmt: skip
+@click.option("--key-file", type=PATH, metavar="FILE", help="With --header-dir: the key, random and of mode 0600.")
 @format_option
 def create(
     path: Path,
@@ -89,6 +97,8 @@ def create(
     drive_count: int | None,
     force: bool,
     serial: str | None,
+    header_dir: Path | None,
+    key_file: Path | None,
     output_format: str,
 ) -> None:
     """Create an empty pool in PATH, a new or an empty directory.
@@ -102,6 +112,7 @@ def create(
         raise click.UsageError("--force, --serial and --data-path belong together.")
     if drive_count is not None and data_paths:
         raise click.UsageError("--drives makes files inside PATH; with --data-path, name it once for each drive.")
+    encryption = _key_place(header_dir, key_file)
     drives = data_paths or (None,) * (drive_count or 1)
     if len(drives) == 1:
         data_path = drives[0]
@@ -113,15 +124,22 @@ def create(
                 data_path=data_path,
                 overwrite_serial=serial,
                 tell=progress.update,
+                encryption=encryption,
             )
     elif force:
         raise click.UsageError("--force is for one drive: create the pool on it, then add others: mfctl jbof add.")
     else:
         with Progress("zeroing") as progress:
             create_pool_of_drives(
-                path, size_bytes=size_bytes, segment_bytes=segment_bytes, data_paths=drives, tell=progress.update
+                path,
+                size_bytes=size_bytes,
+                segment_bytes=segment_bytes,
+                data_paths=drives,
+                tell=progress.update,
+                encryption=encryption,
             )
-    status = inspect_pool(path)
+    with drives_open(path):
+        status = inspect_pool(path)
     if output_format != "table":
         print_document(status_object(status), output_format)
         return
@@ -131,6 +149,16 @@ def create(
     )
 
 
+def _key_place(header_dir: Path | None, key_file: Path | None) -> KeyPlace | None:
+    from meshfusion.dpu.encryption.note import KeyPlace
+
+    if (header_dir is None) != (key_file is None):
+        raise click.UsageError("--header-dir and --key-file belong together.")
+    if header_dir is None or key_file is None:
+        return None
+    return KeyPlace(header_dir.absolute(), key_file.absolute())
+
+
 @pool.command()
 @click.argument("path", type=PATH, required=False)
 @source_options
@@ -138,8 +166,8 @@ def create(
 def status(path: Path | None, address: str | None, pool_name: str, timeout_s: float, output_format: str) -> None:
     """Show what a pool holds and who uses it.
 
-    From PATH, it is read beside whoever owns the pool and shows what is on the medium; leases, grants and holders
-    are known only to the service: use --service.
+    From PATH, it is read beside whoever owns the pool and shows what is on the medium; leases, grants, holders and
+    which segments are open are known only to the service: use --service. Both tell the same segments in use.
     """
     result = read_status(path, address, pool_name, timeout_s)
     if output_format != "table":
@@ -149,19 +177,25 @@ def status(path: Path | None, address: str | None, pool_name: str, timeout_s: fl
 
 
 def status_object(status: PoolStatus) -> dict[str, Any]:
-    """The JSON form: the fields of :class:`PoolStatus`, counters as an object. Read from the medium it also has
-    ``owned``: does a process serve the pool?"""
+    """The JSON form: the fields of :class:`PoolStatus`, counters as an object, and how many segments are in use, which
+    on the medium cannot be told to be open or sealed: there all are in ``segments_sealed``. Read from the medium it
+    also has ``owned``: does a process serve the pool?"""
     counters = dict(status.counters)
     owned = counters.pop(_OWNED, None)
     shown = {} if owned is None else {"owned": bool(owned)}
-    return {**dataclasses.asdict(status), **shown, "counters": counters}
+    return {**dataclasses.asdict(status), "segments_used": _used_segments(status), **shown, "counters": counters}
+
+
+def _used_segments(status: PoolStatus) -> int:
+    return status.segments_open + status.segments_sealed
 
 
 def _print_status(s: PoolStatus, *, live: bool) -> None:
     segments = (
-        f"{s.segment_count} of {format_bytes(s.segment_bytes)}: {s.segments_free} free, {s.segments_open} open, "
-        f"{s.segments_sealed} sealed, {s.segments_reclaiming} being reclaimed; {s.segments_quarantined} quarantined"
+        f"{s.segment_count} of {format_bytes(s.segment_bytes)}: {s.segments_free} free, {_used_segments(s)} in use"
     )
+    if live:
+        segments += f" ({s.segments_open} open, {s.segments_sealed} sealed); {s.segments_quarantined} quarantined"
     fields: list[tuple[str, object]] = [
         ("pool", s.pool_uuid),
         ("path", s.path),
@@ -217,7 +251,7 @@ def check(path: Path, rate_bytes: int | None, output_format: str) -> None:
     from meshfusion.dpu.pool import check_pool
 
     rate_bytes_s = None if rate_bytes is None else float(rate_bytes)
-    with Progress("checking chunks") as progress:
+    with drives_open(path), Progress("checking chunks") as progress:
         report = check_pool(path, progress.update, rate_bytes_s=rate_bytes_s)
     if output_format != "table":
         print_document(report, output_format)
@@ -257,5 +291,5 @@ def _raise_label_finding(path: Path, report: CheckReport) -> NoReturn:
     )
 
 
-for command in (rebuild_index, repair):
+for command in (rebuild_index, repair, erase_key, rekey):
     pool.add_command(command)

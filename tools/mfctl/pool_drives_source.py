@@ -15,6 +15,7 @@ from meshfusion.dpu.pool_dir import PoolLayout
 from meshfusion.dpu.pool_drives import find_drives
 from meshfusion.dpu.pool_remove import remove_drive, set_draining
 from meshfusion.jbof.drives.life_words import Reason
+from meshfusion.tools.mfctl.encrypted_pools import drives_open
 from meshfusion.tools.mfctl.exported_pool import exported_pool, target_of
 from meshfusion.tools.mfctl.progress import Progress
 from meshfusion.tools.mfctl.service_access import access_to
@@ -96,7 +97,8 @@ class _AtRest:
         self._pool = pool
 
     def rows(self) -> list[dict[str, Any]]:
-        found = find_drives(PoolLayout(self._pool.absolute()))
+        with drives_open(self._pool):
+            found = find_drives(PoolLayout(self._pool.absolute()))
         rows: list[dict[str, Any]] = [
             {
                 "number": drive.number,
@@ -132,7 +134,7 @@ class _AtRest:
         return sorted(rows, key=lambda row: int(row["number"]))
 
     def add(self, size_bytes: int, data_path: Path | None, serial: str | None) -> tuple[int, int]:
-        with Progress("zeroing") as progress:
+        with drives_open(self._pool), Progress("zeroing") as progress:
             label = add_drive(
                 self._pool,
                 size_bytes=size_bytes,
@@ -143,8 +145,11 @@ class _AtRest:
         return label.drive_number, label.segment_count
 
     def drain(self, number: int, *, is_ended: bool) -> None:
-        set_draining(self._pool, number, is_draining=not is_ended)
+        with drives_open(self._pool):
+            set_draining(self._pool, number, is_draining=not is_ended)
 
     def remove(self, number: int, config_path: Path | None = None) -> int:
         served = None if config_path is None else exported_pool(self._pool, config_path)
-        return remove_drive(self._pool, number, has_hosts=None if served is None else target_of(self._pool, served))
+        has_hosts = None if served is None else target_of(self._pool, served)
+        with drives_open(self._pool):
+            return remove_drive(self._pool, number, has_hosts=has_hosts)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from meshfusion.tools.mfctl.encrypted_pools import drives_open
 from meshfusion.tools.mfctl.exported_pool import exported_pool, target_of
 from meshfusion.tools.mfctl.output import format_bytes, format_option, format_seconds, print_document
 from meshfusion.tools.mfctl.progress import Progress
@@ -40,7 +41,7 @@ def rebuild_index(path: Path, config_path: Path | None, output_format: str) -> N
     served = None if config_path is None else exported_pool(path, config_path)
     has_hosts = None if served is None else target_of(path, served)
     began_s = time.monotonic()
-    with Progress("reading segments") as progress:
+    with drives_open(path), Progress("reading segments") as progress:
         rebuilt = rebuild(path, progress.update, has_hosts=has_hosts)
     report, seconds = rebuilt.report, time.monotonic() - began_s
     if output_format != "table":
@@ -91,7 +92,7 @@ def repair(path: Path, output_format: str) -> None:
     """
     from meshfusion.dpu.pool_repair import repair_pool
 
-    with Progress("checking chunks") as progress:
+    with drives_open(path), Progress("checking chunks") as progress:
         report = repair_pool(path, progress.update)
     if output_format != "table":
         print_document(report, output_format)

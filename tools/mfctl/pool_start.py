@@ -17,6 +17,7 @@ from meshfusion.tools.mfctl.served_pools import ServedPools
 if TYPE_CHECKING:
     from meshfusion.dpu.config_exports import ExportsConfig
     from meshfusion.dpu.drive_keys import DriveKeys
+    from meshfusion.dpu.encryption.slices import OpenSlices
     from meshfusion.dpu.pool import Pool
     from meshfusion.dpu.pool_opening import MakeExports
 
@@ -33,11 +34,24 @@ def open_pools(config: ServiceConfig, damaged: Callable[[FormatError], None], *,
     with contextlib.ExitStack() as opened:
         pools: list[tuple[ServedPool, Pool]] = []
         for served in config.served:
+            slices = _slices(config, served)
+            if slices is not None:
+                opened.callback(slices.close)
             pool = _open_pool(config, served, damaged, keys, may_take_over=may_take_over)
             opened.callback(pool.close)
             pools.append((served, pool))
-        opened.pop_all()
-    return ServedPools(pools)
+        return ServedPools(pools, opened.pop_all())
+
+
+def _slices(config: ServiceConfig, served: ServedPool) -> OpenSlices | None:
+    """The drives of an encrypted pool, which is made where it is to be made, opened. None: it is not encrypted."""
+    from meshfusion.dpu.encryption.slices import open_pools_slices
+    from meshfusion.dpu.pool_dir import PoolLayout
+    from meshfusion.jbof.drives.system.luks import CRYPTSETUP
+
+    if served.pool.create and pool_is_absent(served.pool.path):
+        _create(config, served)
+    return open_pools_slices(PoolLayout(served.pool.path.absolute()), served.place, CRYPTSETUP)
 
 
 def _open_pool(
@@ -52,8 +66,6 @@ def _open_pool(
     from meshfusion.dpu.pool import Pool, PoolOptions
     from meshfusion.dpu.pool_tending import Policy
 
-    if served.pool.create and pool_is_absent(served.pool.path):
-        _create(config, served)
     for note in served.notes:
         log.warning("%s", note)
     options = PoolOptions(
@@ -84,7 +96,8 @@ def _create(config: ServiceConfig, served: ServedPool) -> None:
     from meshfusion.dpu.telemetry.http_server import check_telemetry_address
 
     assert served.pool.size is not None, "load_service_config asks for it when the pool is absent"
-    check_free(parse_address(config.listen))
+    for address in config.addresses:
+        check_free(address)
     if config.telemetry.listen is not None:
         check_telemetry_address(parse_address(config.telemetry.listen))
     if served.exports is not None:
@@ -97,6 +110,7 @@ def _create(config: ServiceConfig, served: ServedPool) -> None:
         segment_bytes=served.pool.segment_size,
         data_paths=served.pool.data_path or (None,),
         tell=_ZeroingLog(),
+        encryption=served.place,
     )
     log.info("created pool %s", served.pool.path)
 

@@ -9,24 +9,23 @@ from pathlib import Path
 
 from meshfusion.dpu.api.service_types import ReloadReport
 from meshfusion.dpu.config import LogConfig, ServiceConfig, load_service_config
-from meshfusion.dpu.config_changes import compare, tuning_of
-from meshfusion.dpu.tuning import Tuning
+from meshfusion.dpu.config_changes import compare
 from meshfusion.jbof.errors import MeshFusionError
 
 log = logging.getLogger("meshfusion.service")
 
 
 class Reloader:
-    """For several threads. ``running``: read from ``path`` when the service began. ``retune``: as
-    :meth:`~meshfusion.dpu.pool.Pool.retune`. ``relog``: the log goes on like that; it raises before it changes
-    anything."""
+    """For several threads. ``running``: read from ``path`` when the service began. ``retune``: all pools to what a
+    configuration says of them; it raises ConfigError, and may have changed some of them then. ``relog``: the log goes
+    on like that; it raises before it changes anything."""
 
     def __init__(
         self,
         path: Path,
         running: ServiceConfig,
         *,
-        retune: Callable[[Tuning], None],
+        retune: Callable[[ServiceConfig], None],
         relog: Callable[[LogConfig], None],
     ) -> None:
         self._path, self._running = path, running
@@ -58,11 +57,11 @@ class Reloader:
         before = self._running
         changes = compare(before, load_service_config(self._path))
         after = changes.running
-        self._retune(tuning_of(after))
         try:
+            self._retune(after)
             self._relog(after.log)
         except MeshFusionError:
-            self._retune(tuning_of(before))  # which it was tuned to before, so it fits
+            self._retune(before)  # to which they were tuned before, so it fits
             raise
         self._running = after
         return changes.report

@@ -2,38 +2,45 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from meshfusion.dpu.config_changes import tuning_of
 from meshfusion.dpu.drain import Held
 from meshfusion.dpu.progress import Progress
-from meshfusion.dpu.tuning import Tuning
 
 if TYPE_CHECKING:
     from meshfusion.dpu.api.drive_types import DriveAdmin
     from meshfusion.dpu.api.types import ChunkService
-    from meshfusion.dpu.config import ServedPool
+    from meshfusion.dpu.config import ServedPool, ServiceConfig
     from meshfusion.dpu.pool import Pool
     from meshfusion.dpu.tenancy import PoolRouter
 
 
 class ServedPools:
-    """``pools``: open, each with what it was configured as, and this one's to close. ``service``: for engines.
+    """``pools``: open, each with what it was configured as, and this one's to close. ``opened``: what they lie on, to
+    be closed after them; it may close them, too. ``service``: for engines.
     ``admin``: the drives' of the only pool; None where pools have names, and ``router`` has them all."""
 
-    def __init__(self, pools: Sequence[tuple[ServedPool, Pool]]) -> None:
+    def __init__(self, pools: Sequence[tuple[ServedPool, Pool]], opened: contextlib.ExitStack | None = None) -> None:
         from meshfusion.dpu.tenancy import PoolRouter, TenantPool
 
         assert pools, "a service without pools"
         self._pools = tuple(pools)
+        self._opened = opened or contextlib.ExitStack()
         self.router: PoolRouter | None = None
         self.only: Pool | None = None
         if pools[0][0].name:
             self.router = PoolRouter({served.name: TenantPool(pool, served.tenants) for served, pool in pools})
         else:
             ((_, self.only),) = pools
+
+    @property
+    def each(self) -> tuple[tuple[ServedPool, Pool], ...]:
+        """With what it was configured as when the service began, in the file's order."""
+        return self._pools
 
     @property
     def service(self) -> ChunkService:
@@ -52,17 +59,11 @@ class ServedPools:
         """How far each has come; see :meth:`~meshfusion.dpu.pool.Pool.progress`."""
         return tuple(partial(pool.progress, patience_s=patience_s) for _, pool in self._pools)
 
-    def retune(self, tuning: Tuning) -> None:
-        """All of them. What is configured for each of several stays as it was when the service began. Raises
-        ConfigError as :meth:`~meshfusion.dpu.pool.Pool.retune`, for the only one: of several, none gets a budget that
-        it did not have before."""
-        if self.only is not None:
-            self.only.retune(tuning)
-            return
+    def retune(self, config: ServiceConfig) -> None:
+        """All of them, each to its own part of what the service runs with. Raises ConfigError as
+        :meth:`~meshfusion.dpu.pool.Pool.retune`: those before it are tuned already."""
         for served, pool in self._pools:
-            medium = served.medium
-            own = replace(tuning, drive_writes_per_day=medium.drive_writes_per_day, free_fraction=medium.free_fraction)
-            pool.retune(own)
+            pool.retune(tuning_of(config, served.name))
 
     def announce_service(self, address: str) -> None:
         """Let whoever finds one of the pools in use learn where it is served, and by which name."""
@@ -78,7 +79,8 @@ class ServedPools:
 
     def close(self) -> None:
         """All of them, whatever becomes of one. Raises what one of them raised."""
-        self._all.close()
+        with self._opened:
+            self._all.close()
 
     @property
     def _all(self) -> Pool | PoolRouter:

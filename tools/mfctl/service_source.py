@@ -35,6 +35,7 @@ def address_of(address: str | None, config_path: Path | None) -> str:
         raise click.UsageError("Name the running service, by either --service ADDRESS or --config FILE.")
     if address is not None:
         return address
+    from meshfusion.dpu.api.doors import nearest
     from meshfusion.dpu.owner_lock import served_at
     from meshfusion.dpu.pool_dir import PoolLayout
     from meshfusion.tools.mfctl.config_model import config_alone
@@ -44,7 +45,7 @@ def address_of(address: str | None, config_path: Path | None) -> str:
     config = config_alone(config_path)
     # Where it is served may have been changed in the file since.
     places = (served_at(PoolLayout(served.pool.path)) for served in config.served)
-    return next(filter(None, places), config.listen)
+    return next(filter(None, places), str(nearest(config.addresses)))
 
 
 @contextmanager

@@ -77,7 +77,7 @@ def sim(
         settings = SimSettings(parse_size_bytes(bytes_per_token), segment_blocks, dwpd)
     except ValueError as e:
         raise click.BadParameter(str(e), param_hint="--bytes-per-token") from e
-    with _progress() as progress:
+    with replay_progress() as progress:
         reading = progress.add_task("reading", total=len(traces))
         trace = read_traces(traces, session_gap_s, lambda: progress.advance(reading))
         try:
@@ -109,7 +109,7 @@ def sim(
         click.echo(f"note: --dwpd does not bound {', '.join(unbounded)}, which know no budget of writes", err=True)
 
 
-def _progress() -> Any:
+def replay_progress() -> Any:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 

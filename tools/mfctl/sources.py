@@ -12,6 +12,7 @@ import click
 
 from meshfusion.dpu.api.types import ChunkRecord, ChunkService, ListReply, ListRequest, PoolStatus
 from meshfusion.jbof.errors import ServiceUnavailableError
+from meshfusion.tools.mfctl.encrypted_pools import drives_open
 from meshfusion.tools.mfctl.numbers import FiniteRange
 from meshfusion.tools.mfctl.service_access import access_to
 
@@ -50,7 +51,8 @@ def read_status(path: Path | None, address: str | None, pool_name: str, timeout_
         from meshfusion.dpu.pool import inspect_pool
 
         assert path is not None
-        return inspect_pool(path)
+        with drives_open(path):
+            return inspect_pool(path)
     with _client(address, pool_name) as client:
         return client.status(deadline_s=timeout_s)
 
@@ -74,10 +76,11 @@ def open_chunks(path: Path | None, address: str | None, pool_name: str) -> Itera
     from meshfusion.dpu.pool_inspect import open_for_reading
 
     assert path is not None
-    # It looks at the index from a child process: a damaged one can kill whoever maps it.
-    inspect_pool(path)
-    with open_for_reading(path) as (_, _, index):
-        yield _IndexReader(index)
+    with drives_open(path):
+        # It looks at the index from a child process: a damaged one can kill whoever maps it.
+        inspect_pool(path)
+        with open_for_reading(path) as (_, _, index):
+            yield _IndexReader(index)
 
 
 @contextmanager

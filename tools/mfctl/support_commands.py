@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from meshfusion.tools.mfctl.output import format_option, print_document
+from meshfusion.tools.mfctl.output import EXIT_UNREACHABLE, format_option, print_document
 
 
 @click.group()
@@ -49,25 +49,34 @@ def dump(
     """Write an archive with the state of service, pool, drives and machine, readable by you only.
 
     It holds the configuration without its secrets, stacks of the service's threads, and what mfctl doctor says; no
-    chunks, no keys, no environment. What could not be had is listed in its manifest, and here.
+    chunks, no keys, no environment. What could not be had is listed in its manifest, and here. Exits 5 when the service
+    does not tell its state: the archive is written all the same.
     """
     from meshfusion.tools.mfctl.daemon import own_version
     from meshfusion.tools.mfctl.service_access import with_access
     from meshfusion.tools.mfctl.support_bundle import Part, collect, write_bundle
-    from meshfusion.tools.mfctl.support_parts import parts_of, subject_of
+    from meshfusion.tools.mfctl.support_parts import SERVICE_STATE, parts_of, subject_of
 
     now_s = time.time()
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now_s))
     path = output or Path(f"meshfusion-support-{stamp}.tar.gz")
-    parts = parts_of(subject_of(config_path, address, pool, log))
+    subject = subject_of(config_path, address, pool, log)
+    parts = parts_of(subject)
     # Each is made in a thread of its own.
     collected = collect(Part(part.name, with_access(part.make)) for part in parts)
     facts: dict[str, object] = {"made_at": stamp, "made_by": f"meshfusion {own_version()}"}
     write_bundle(path, collected, facts=facts, now_s=now_s)
+    is_away = subject.address is not None and SERVICE_STATE not in collected.files
     if output_format != "table":
         document = {"path": str(path), "files": sorted(collected.files), "failed": list(collected.failures)}
         print_document(document, output_format)
-        return
-    for failure in collected.failures:
-        click.echo(f"left out: {failure.part}: {failure.error}", err=True)
-    click.echo(f"wrote {path} with {len(collected.files)} files; look through it before you pass it on")
+    else:
+        for failure in collected.failures:
+            click.echo(f"left out: {failure.part}: {failure.error}", err=True)
+        if subject.address is None:
+            click.echo("note: no service is known of: --config FILE or --service ADDRESS names it", err=True)
+        elif is_away:
+            click.echo(f"the service at {subject.address} does not tell its state: what it knows is missing", err=True)
+        click.echo(f"wrote {path} with {len(collected.files)} files; look through it before you pass it on")
+    if is_away:
+        raise click.exceptions.Exit(EXIT_UNREACHABLE)

@@ -17,12 +17,13 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+SERVICE_STATE: Final = "service/state.json"
 _ANSWER_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """Of what: each is None where it is not known."""
+    """Of what: each is None where it is not known. ``address``: where the service is, or should be."""
 
     config_path: Path | None
     address: str | None
@@ -36,7 +37,7 @@ def parts_of(subject: Subject) -> Iterator[Part]:
     address, pool = subject.address, subject.pool
     status = partial(_status, pool, address, subject.pool_name)
     if address is not None:
-        yield Part("service/state.json", partial(_asked, address, _state))
+        yield Part(SERVICE_STATE, partial(_asked, address, _state))
         yield Part("service/stacks.txt", partial(_asked, address, lambda admin: admin.stacks(deadline_s=_ANSWER_S)))
         yield Part("service/process.txt", partial(_process, address))
     if address is not None or pool is not None:
@@ -75,10 +76,18 @@ def _process(address: str) -> str:
 
 
 def _status(pool: Path | None, address: str | None, pool_name: str) -> PoolStatus:
-    """As the service tells it; where none is known, as it lies on the medium."""
+    """As the service tells it; where it is away, as it lies on the medium."""
+    from meshfusion.jbof.errors import ServiceUnavailableError
     from meshfusion.tools.mfctl.sources import read_status
 
-    return read_status(None if address is not None else pool, address, pool_name, _ANSWER_S)
+    if address is None:
+        return read_status(pool, None, "", _ANSWER_S)
+    try:
+        return read_status(None, address, pool_name, _ANSWER_S)
+    except ServiceUnavailableError:
+        if pool is None:
+            raise
+        return read_status(pool, None, "", _ANSWER_S)
 
 
 def _plain_status(status: PoolStatus) -> dict[str, Any]:
@@ -133,6 +142,7 @@ def _doctor(pool: Path | None) -> list[dict[str, str]]:
 def subject_of(config_path: Path | None, address: str | None, pool: Path | None, log: Path | None) -> Subject:
     """What is not named is taken from the configuration, as far as that can be read, and from the pool. Of several
     configured pools only the service is known, unless one is named."""
+    from meshfusion.dpu.api.doors import nearest
     from meshfusion.dpu.owner_lock import served_as, served_at
     from meshfusion.dpu.pool_dir import PoolLayout
     from meshfusion.jbof.errors import MeshFusionError
@@ -153,5 +163,7 @@ def subject_of(config_path: Path | None, address: str | None, pool: Path | None,
     elif address is None and config is not None:
         places = (served_at(PoolLayout(served.pool.path)) for served in config.served)
         address = next(filter(None, places), None)
+    if address is None and config is not None:
+        address = str(nearest(config.addresses))  # where nobody may answer, which is to be told
     name = served_as(PoolLayout(pool.absolute())) if pool is not None and address is not None else ""
     return Subject(config_path, address, pool, log, name)

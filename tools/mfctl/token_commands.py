@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import sys
 from pathlib import Path
 
 import click
@@ -25,14 +26,15 @@ def token() -> None:
 @click.option("--tenant", default="default", show_default=True, metavar="NAME", help="For whom its bearer may attach.")
 @click.option(
     "--out", type=click.Path(path_type=Path, readable=False),
-    help="Write the token to this new file, mode 0600, instead of printing it.",
+    help="Write the token to this new file, mode 0600, instead of printing it, which is for a terminal only.",
 )  # fmt: skip
 @format_option
 def create(name: str, role: str, tenant: str, out: Path | None, output_format: str) -> None:
     """Make a random token for NAME, and the entry for the service's tokens_file.
 
     The token is printed this once and kept nowhere; the entry does not tell it. It belongs into a file that its bearer
-    alone can read.
+    alone can read: --out makes it, and the entry alone is on standard output then. For programs, --format json has
+    both.
     """
     import yaml
 
@@ -42,6 +44,9 @@ def create(name: str, role: str, tenant: str, out: Path | None, output_format: s
     text = token_of(secrets.token_bytes(TOKEN_BYTES))
     if not 1 <= len(name) <= 200 or not 1 <= len(tenant) <= 200:
         raise click.UsageError("NAME and --tenant have 1 to 200 characters.")
+    if out is None and output_format == "table" and not sys.stdout.isatty():
+        # Behind >> tokens.yaml the token would stand beside its digest.
+        raise click.UsageError("Standard output is no terminal: --out FILE for the token, the entry is printed then.")
     entry = TokenEntry(name=name, sha256=digest_of(text), role=role, tenant=tenant).model_dump()  # type: ignore[arg-type]
     if out is not None:
         _write_new(out, text)

@@ -69,7 +69,8 @@ def _facts(config_path: Path, user: str) -> UnitFacts:
             f"--user: there is no user {user}", next_step=f"Make it: useradd --system --shell /usr/sbin/nologin {user}"
         ) from None
     config = config_alone(config_path)
-    listens = (parse_address(text) for text in (config.listen, config.telemetry.listen) if text is not None)
+    monitors = config.telemetry.listen
+    listens = (*config.addresses, *(() if monitors is None else (parse_address(monitors),)))
     sockets = (address.path.parent for address in listens if isinstance(address, UnixAddress))
     pools = [served.pool for served in config.served]
     data_paths = [path for pool in pools for path in pool.data_path or ()]
@@ -84,6 +85,11 @@ def _facts(config_path: Path, user: str) -> UnitFacts:
             f"--user: {user} may not set up the kernel's target, which exports.target: nvmet needs",
             next_step="Use --user root, or exports over SPDK.",
         )
+    encryptions = [pool.encryption for pool in pools if pool.encryption is not None]
+    if encryptions and user != "root":
+        raise ConfigError(
+            f"--user: {user} may not open encrypted drives, which pool.encryption needs", next_step="Use --user root."
+        )
     programs = Path(sys.executable).parent
     own = programs / "mfctl"
     mfctl = (str(own),) if own.exists() else (sys.executable, "-m", "meshfusion.tools.mfctl.main")
@@ -97,17 +103,28 @@ def _facts(config_path: Path, user: str) -> UnitFacts:
             *sockets,
             *(pool.path if pool.path.exists() else pool.path.parent for pool in pools),
             *files_of_data,
+            *(encryption.header_dir for encryption in encryptions),
             *logs,
         ),
-        reads=(programs, Path(sys.prefix), Path(__file__), config_path, *_security_files(config)),
+        reads=(
+            programs,
+            Path(sys.prefix),
+            Path(__file__),
+            config_path,
+            *_security_files(config),
+            *(e.key_file for e in encryptions),
+        ),
         stop_grace_s=config.stop_grace_s,
         devices=(*devices, *(device for pool in pools for device in _listed_devices(pool.path))),
         exports_by_kernel=is_nvmet,
+        is_encrypted=bool(encryptions),
     )
 
 
 def _asks_who_calls(config: ServiceConfig) -> bool:
-    return config.tls is not None or config.tokens_file is not None
+    """Also where its own user calls? On a socket beside other addresses it does not."""
+    has_own_socket = len({type(address) for address in config.addresses}) > 1
+    return not has_own_socket and (config.tls is not None or config.tokens_file is not None)
 
 
 def _security_files(config: ServiceConfig) -> tuple[Path, ...]:

@@ -29,7 +29,8 @@ _PLAIN: Final = re.compile(r"[A-Za-z0-9_./:@+,=-]+")
 class UnitFacts:
     """``serve``, ``reload``: command lines; None for ``reload``: by a signal. ``writes``: directories and files that
     the service writes to, absolute. ``reads``: others that it uses, such as its own code. ``devices``: of the pool's
-    drives that are no files. ``exports_by_kernel``: over nvmet, whose settings are files below ``/sys``."""
+    drives that are no files. ``exports_by_kernel``: over nvmet, whose settings are files below ``/sys``.
+    ``is_encrypted``: some are, by the device mapper, whose devices come and go."""
 
     user: str
     serve: tuple[str, ...]
@@ -40,6 +41,7 @@ class UnitFacts:
     stop_grace_s: float
     devices: tuple[Path, ...]
     exports_by_kernel: bool
+    is_encrypted: bool = False
 
 
 def unit_text(template: str, facts: UnitFacts) -> str:
@@ -95,6 +97,10 @@ def _devices(facts: UnitFacts) -> list[str]:
         # All NVMe drives besides: one that is plugged in anew may have another name, and others may be added.
         named = [f"DeviceAllow={_word(device)} rw" for device in dict.fromkeys(facts.devices)]
         lines = ["DevicePolicy=closed", *named, "DeviceAllow=block-blkext rw", "DeviceAllow=char-nvme rw"]
+        if facts.is_encrypted:
+            lines += ["DeviceAllow=/dev/mapper/control rw", "DeviceAllow=block-device-mapper rw"]
+            lines.append("ReadWritePaths=-/run/cryptsetup")  # its locks; tmpfiles.d of cryptsetup makes it
+            capabilities.append("CAP_IPC_LOCK")  # cryptsetup keeps keys from being swapped out
         if facts.user == "root":
             capabilities += ["CAP_SYS_ADMIN", "CAP_SYS_RAWIO"]
         else:

@@ -12,7 +12,7 @@ import grpc
 
 from meshfusion.dpu.api.address import TcpAddress, UnixAddress
 from meshfusion.dpu.api.security.files import read_secret, read_small
-from meshfusion.dpu.api.security.rotated import Rotated
+from meshfusion.dpu.api.security.rotated import FRESH_S, Rotated
 from meshfusion.dpu.api.security.token_text import parse_token
 from meshfusion.jbof.errors import ConfigError, FieldValueError
 
@@ -75,7 +75,7 @@ class ClientCredentials:
             for text in self.warnings():
                 log.warning("%s", text)
         if s.token_file is not None:
-            self._token = Rotated((s.token_file,), self._read_token, "the token for the chunk service")
+            self._token = Rotated((s.token_file,), self._read_token, "the token for the chunk service", fresh_s=FRESH_S)
 
     def version(self) -> int:
         """Another one when a new channel would be made of other files."""

@@ -51,20 +51,60 @@ class Audit(Protocol):
 
     def end(self, entry: str, caller: Caller, outcome: str, duration_s: float) -> None: ...
 
+    def refuse(self, caller: Caller, outcome: str) -> None:
+        """Of a call that is not made; of many of one caller not each."""
+        ...
 
-class Guard:
-    """Safe for use by several threads. ``audit`` None: nothing is recorded, for a service inside its one user."""
 
-    def __init__(self, identity: CallerIdentity | None = None, audit: Audit | None = None) -> None:
-        self._identity = identity or CallerIdentity()
-        self._audit = audit
+class _Refusals:
+    """Counted and, now and then, logged. Safe for use by several threads."""
+
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._counts = dict.fromkeys((UNAUTHENTICATED, DENIED, FOREIGN_HOLDER), 0)
         self._warned_s = -_WARN_EVERY_S
 
+    def counts(self) -> dict[str, int]:
+        with self._lock:
+            return dict(self._counts)
+
+    def count(self, what: str) -> None:
+        with self._lock:
+            self._counts[what] += 1
+
+    def warn(self, text: str) -> None:
+        """Not of each: who is refused may try as often as it likes, and the counts tell how often."""
+        now_s = time.monotonic()
+        with self._lock:
+            if now_s - self._warned_s < _WARN_EVERY_S:
+                return
+            self._warned_s = now_s
+        log.warning("%s (such refusals are told once in %g s)", text.encode("unicode_escape").decode(), _WARN_EVERY_S)
+
+
+class Guard:
+    """Safe for use by several threads. ``audit`` None: nothing is recorded, for a service inside its one user.
+    ``refusals``: of the service, where it has several guards."""
+
+    def __init__(
+        self,
+        identity: CallerIdentity | None = None,
+        audit: Audit | None = None,
+        *,
+        refusals: _Refusals | None = None,
+    ) -> None:
+        self._identity = identity or CallerIdentity()
+        self._audit = audit
+        self._refusals = refusals or _Refusals()
+
     @property
     def asks_who_calls(self) -> bool:
         return self._identity.asks
+
+    def of_the_socket(self) -> Guard:
+        """For a unix socket beside addresses where callers are asked: its mode says who calls, which is the service's
+        own user. It records and counts where this one does."""
+        return Guard(CallerIdentity(), self._audit, refusals=self._refusals)
 
     def is_unknown(self, metadata: Metadata) -> bool:
         """Must a caller with this metadata be refused, whoever it is? Told before anything else of the call is known;
@@ -73,8 +113,7 @@ class Guard:
 
     def counts(self) -> dict[str, int]:
         """Refused calls since the start, by the cause."""
-        with self._lock:
-            return dict(self._counts)
+        return self._refusals.counts()
 
     def admit(self, name: str, context: grpc.ServicerContext) -> Caller:
         """Before anything is read of the call ``name``. Raises UnauthenticatedError and PermissionDeniedError.
@@ -85,19 +124,17 @@ class Guard:
         try:
             principal = self._identity.identify(context)
         except (UnauthenticatedError, PermissionDeniedError) as error:
-            self._count(UNAUTHENTICATED if isinstance(error, UnauthenticatedError) else DENIED)
-            self._warn(f"{name} of {context.peer()} refused: {error.message}")
+            self._refusals.count(UNAUTHENTICATED if isinstance(error, UnauthenticatedError) else DENIED)
+            self._refusals.warn(f"{name} of {context.peer()} refused: {error.message}")
             raise
         caller = Caller(principal, context.peer(), name, rule)
         if principal.roles.isdisjoint(rule.roles):
-            self._count(DENIED)
+            self._refusals.count(DENIED)
             refusal = _wrong_role(caller)
-            self._warn(f"{name} of {caller.peer} refused: {refusal.message}")
+            self._refusals.warn(f"{name} of {caller.peer} refused: {refusal.message}")
             if rule.is_audited and self._audit is not None:
-                with suppress(
-                    MeshFusionError
-                ):  # it is refused in any case, and the log has said why it is not recorded
-                    self._audit.end(self._audit.begin(caller, None), caller, type(refusal).__name__, 0.0)
+                with suppress(MeshFusionError):  # it is refused in any case, and the log has said why that is not there
+                    self._audit.refuse(caller, type(refusal).__name__)
             raise refusal
         return caller
 
@@ -133,7 +170,7 @@ class Guard:
 
     def _check_tenant(self, principal: Principal, tenant: str) -> None:
         if principal.tenant is not None and tenant != principal.tenant:
-            self._count(DENIED)
+            self._refusals.count(DENIED)
             raise PermissionDeniedError(
                 f"{principal} is of the tenant {principal.tenant!r} and cannot attach for {tenant[:100]!r}",
                 next_step="Attach for its own tenant, or change its tenant in the service's configuration.",
@@ -141,25 +178,12 @@ class Guard:
 
     def _check_holder(self, principal: Principal, holder_id: str) -> None:
         if not principal.owns(holder_id):
-            self._count(FOREIGN_HOLDER)
-            self._warn(f"{principal} called in the name of {holder_id[:100]!r}, which it did not attach")
+            self._refusals.count(FOREIGN_HOLDER)
+            self._refusals.warn(f"{principal} called in the name of {holder_id[:100]!r}, which it did not attach")
             raise PermissionDeniedError(
                 f"{principal} did not attach the holder {holder_id[:100]!r}",
                 next_step="Attach again with this certificate or token, and use the holder id in the answer.",
             )
-
-    def _count(self, what: str) -> None:
-        with self._lock:
-            self._counts[what] += 1
-
-    def _warn(self, text: str) -> None:
-        """Not of each: who is refused may try as often as it likes, and the counts tell how often."""
-        now_s = time.monotonic()
-        with self._lock:
-            if now_s - self._warned_s < _WARN_EVERY_S:
-                return
-            self._warned_s = now_s
-        log.warning("%s (such refusals are told once in %g s)", text.encode("unicode_escape").decode(), _WARN_EVERY_S)
 
 
 def _check_reach(caller: Caller, request: pb.AttachRequest) -> None:

@@ -178,26 +178,30 @@ class GroupKeys(_message.Message):
     def __init__(self, group: _Optional[int] = ..., keys: _Optional[_Iterable[bytes]] = ..., first_needed_steps: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class MatchRequest(_message.Message):
-    __slots__ = ("holder_id", "request_id", "chunk_tokens", "groups")
+    __slots__ = ("holder_id", "request_id", "chunk_tokens", "groups", "takes_packed")
     HOLDER_ID_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     CHUNK_TOKENS_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
+    TAKES_PACKED_FIELD_NUMBER: _ClassVar[int]
     holder_id: str
     request_id: str
     chunk_tokens: int
     groups: _containers.RepeatedCompositeFieldContainer[GroupKeys]
-    def __init__(self, holder_id: _Optional[str] = ..., request_id: _Optional[str] = ..., chunk_tokens: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[GroupKeys, _Mapping[str, object]]]] = ...) -> None: ...
+    takes_packed: bool
+    def __init__(self, holder_id: _Optional[str] = ..., request_id: _Optional[str] = ..., chunk_tokens: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[GroupKeys, _Mapping[str, object]]]] = ..., takes_packed: _Optional[bool] = ...) -> None: ...
 
 class MatchReply(_message.Message):
-    __slots__ = ("lease_id", "chunks", "chunk_count")
+    __slots__ = ("lease_id", "chunks", "chunk_count", "packed_chunks")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     CHUNKS_FIELD_NUMBER: _ClassVar[int]
     CHUNK_COUNT_FIELD_NUMBER: _ClassVar[int]
+    PACKED_CHUNKS_FIELD_NUMBER: _ClassVar[int]
     lease_id: str
     chunks: _containers.RepeatedCompositeFieldContainer[ChunkRecord]
     chunk_count: int
-    def __init__(self, lease_id: _Optional[str] = ..., chunks: _Optional[_Iterable[_Union[ChunkRecord, _Mapping[str, object]]]] = ..., chunk_count: _Optional[int] = ...) -> None: ...
+    packed_chunks: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, lease_id: _Optional[str] = ..., chunks: _Optional[_Iterable[_Union[ChunkRecord, _Mapping[str, object]]]] = ..., chunk_count: _Optional[int] = ..., packed_chunks: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class ReleaseRequest(_message.Message):
     __slots__ = ("holder_id", "lease_ids")
@@ -594,20 +598,22 @@ class EventField(_message.Message):
     def __init__(self, name: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
 
 class Event(_message.Message):
-    __slots__ = ("sequence", "time_s", "kind", "severity", "text", "fields")
+    __slots__ = ("sequence", "time_s", "kind", "severity", "text", "fields", "pool")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     TIME_S_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     SEVERITY_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     FIELDS_FIELD_NUMBER: _ClassVar[int]
+    POOL_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     time_s: float
     kind: str
     severity: str
     text: str
     fields: _containers.RepeatedCompositeFieldContainer[EventField]
-    def __init__(self, sequence: _Optional[int] = ..., time_s: _Optional[float] = ..., kind: _Optional[str] = ..., severity: _Optional[str] = ..., text: _Optional[str] = ..., fields: _Optional[_Iterable[_Union[EventField, _Mapping[str, object]]]] = ...) -> None: ...
+    pool: str
+    def __init__(self, sequence: _Optional[int] = ..., time_s: _Optional[float] = ..., kind: _Optional[str] = ..., severity: _Optional[str] = ..., text: _Optional[str] = ..., fields: _Optional[_Iterable[_Union[EventField, _Mapping[str, object]]]] = ..., pool: _Optional[str] = ...) -> None: ...
 
 class ServiceStateRequest(_message.Message):
     __slots__ = ()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from hypothesis import strategies as st
 from meshfusion.dpu.api import codec, codec_match, codec_status, codec_writes, limits
 from meshfusion.dpu.api import types as t
 from meshfusion.dpu.api.limits import MalformedMessageError
+from meshfusion.dpu.api.packed_chunk import PackedChunks, pack_chunk
 from meshfusion.dpu.api.v1 import chunk_pb2 as pb
 from tests.dpu.api.fake_service import make_chunk, make_status
 
@@ -55,6 +58,17 @@ match_replies = st.one_of(
         st.integers(1, limits.MAX_KEYS_PER_MATCH),
         st.lists(chunks, min_size=1, max_size=3).map(tuple),
     ),
+)
+# What an index can hold.
+u32_positive = st.integers(1, 2**32 - 1)
+stored_extents = st.builds(t.Extent, u32, u32, u63, u32_positive, u63)
+stored_shards = st.builds(t.Shard, u32, stored_extents, u32, u32_positive, u32_positive, digests)
+stored_chunks = st.builds(t.ChunkRecord, keys, keys, ids, u32, u63, u32_positive, tuples_of(stored_shards))
+packed_replies = st.builds(
+    t.MatchReply,
+    ids,
+    st.integers(1, limits.MAX_KEYS_PER_MATCH),
+    st.lists(stored_chunks, min_size=1, max_size=3).map(lambda found: PackedChunks(map(pack_chunk, found))),
 )
 
 
@@ -133,7 +147,14 @@ CASES: dict[str, tuple[st.SearchStrategy[Any], Codec]] = {
         st.builds(t.MatchRequest, ids, texts, st.integers(1, 2**32 - 1), key_groups()),
         (codec_match.match_request_to_pb, codec_match.match_request_from_pb),
     ),
-    "match reply": (match_replies, (codec_match.match_reply_to_pb, codec_match.match_reply_from_pb)),
+    "match reply": (
+        match_replies,
+        (partial(codec_match.match_reply_to_pb, packed=False), codec_match.match_reply_from_pb),
+    ),
+    "match reply, packed": (
+        packed_replies,
+        (partial(codec_match.match_reply_to_pb, packed=True), codec_match.match_reply_from_pb),
+    ),
     "release": (
         st.builds(t.ReleaseRequest, ids, tuples_of(ids)),
         (codec.release_request_to_pb, codec.release_request_from_pb),
@@ -213,6 +234,13 @@ def test_garbage_is_refused_or_decodes_to_a_value_within_bounds(name: str, data:
     to_pb(value)
 
 
+CHUNK = t.ChunkRecord(b"k" * 32, b"i" * 32, "default", 0, 0, 16, ())
+
+
+def _packed(value: bytes) -> pb.MatchReply:
+    return pb.MatchReply(lease_id="l", chunk_count=1, packed_chunks=[value])
+
+
 def _match(*groups: pb.GroupKeys, **changes: Any) -> pb.MatchRequest:
     fields: dict[str, Any] = {"holder_id": "h", "chunk_tokens": 64, "groups": groups or [_group(0)], **changes}
     return pb.MatchRequest(**fields)
@@ -241,6 +269,17 @@ def _reserve(**changes: Any) -> pb.ReserveRequest:
         (codec_match.match_reply_from_pb, pb.MatchReply(chunk_count=1), "chunk_count"),
         (codec_match.match_reply_from_pb, pb.MatchReply(chunk_count=65_537), "chunk_count"),
         (codec_match.match_reply_from_pb, pb.MatchReply(lease_id="l", chunks=[pb.ChunkRecord()]), "chunk_count"),
+        (codec_match.match_reply_from_pb, _packed(b""), "packed_chunks"),
+        (codec_match.match_reply_from_pb, _packed(pack_chunk(CHUNK)[:-1] + b"?"), "packed_chunks"),
+        (codec_match.match_reply_from_pb, _packed(pack_chunk(replace(CHUNK, token_count=0))), "chunk.token_count"),
+        (codec_match.match_reply_from_pb, _packed(pack_chunk(replace(CHUNK, tenant=""))), "chunk.tenant"),
+        (
+            codec_match.match_reply_from_pb,
+            pb.MatchReply(
+                lease_id="l", chunk_count=1, packed_chunks=[pack_chunk(CHUNK)], chunks=[codec.chunk_to_pb(CHUNK)]
+            ),
+            "packed_chunks",
+        ),
         (codec_writes.reserve_request_from_pb, _reserve(key=b""), "item.key"),
         (codec_writes.reserve_request_from_pb, _reserve(position_tokens=2**63), "item.position_tokens"),
         (codec_writes.reserve_request_from_pb, _reserve(copies=0), "item.copies"),

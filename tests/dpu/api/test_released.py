@@ -19,7 +19,8 @@ from google.protobuf import descriptor_pool, message_factory, text_format
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
 
 from meshfusion.dpu.api.liveness import hold_liveness
-from meshfusion.dpu.api.server import RunningServer, serve
+from meshfusion.dpu.api.running_server import RunningServer
+from meshfusion.dpu.api.server import serve
 from meshfusion.dpu.api.v1 import chunk_pb2
 from meshfusion.dpu.drain_gate import DrainGate
 from meshfusion.dpu.pool import Pool

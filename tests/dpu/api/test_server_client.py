@@ -22,7 +22,8 @@ from meshfusion.dpu.api.client import GrpcChunkService
 from meshfusion.dpu.api.error_codec import DETAIL_METADATA_KEY
 from meshfusion.dpu.api.limits import MalformedMessageError
 from meshfusion.dpu.api.listen import check_free
-from meshfusion.dpu.api.server import RunningServer, serve
+from meshfusion.dpu.api.running_server import RunningServer
+from meshfusion.dpu.api.server import serve
 from meshfusion.dpu.api.v1 import chunk_pb2 as pb
 from meshfusion.jbof import errors
 from tests.dpu.api import fake_service

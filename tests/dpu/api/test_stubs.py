@@ -62,8 +62,11 @@ def test_stub_needs_no_particular_protobuf_runtime() -> None:
 
 
 # The request of an item is sent once for all its items: as a list of names, and a number into it. Which pool is meant
-# is a matter of the server, not of the pool that is asked.
-SENT_ONCE = {"ReserveItem": {"request"}, "ReserveRequest": {"request_ids"}, "ListRequest": {"pool"}}
+# is a matter of the server, not of the pool that is asked; how chunks are sent, of the client.
+SENT_ONCE = {
+    **{"ReserveItem": {"request"}, "ReserveRequest": {"request_ids"}, "ListRequest": {"pool"}},
+    **{"MatchRequest": {"takes_packed"}, "MatchReply": {"packed_chunks"}},
+}
 
 
 @pytest.mark.parametrize(

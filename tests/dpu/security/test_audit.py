@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from meshfusion.dpu.access.audit_log import AuditLog, arguments_of
+from meshfusion.dpu.access.audit_log import REFUSALS_PER_MINUTE, AuditLog, arguments_of
 from meshfusion.dpu.api.drive_types import RemoveDriveRequest
 from meshfusion.dpu.api.security.guard import Caller
 from meshfusion.dpu.api.security.principal import LOCAL
@@ -22,6 +22,7 @@ from meshfusion.dpu.api.security.roles import RULES
 from meshfusion.dpu.api.v1 import chunk_pb2 as pb
 from meshfusion.jbof.errors import ConfigError, MediaError, MeshFusionError, ServiceError
 from tests.dpu.security.test_guard import DEADLINE_S, Rig
+from tests.dpu.telemetry.fakes import Clock
 from tests.host.support.waiting import until
 
 CALLER = Caller(LOCAL, "unix:", "DriveAdmin.RemoveDrive", RULES["DriveAdmin.RemoveDrive"])
@@ -117,8 +118,8 @@ def test_a_full_disk(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_disk_that_hangs_keeps_no_lookup_waiting(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many calls of administration come meanwhile, here more than the service has threads: all but the one that
-    the disk does not answer are refused in time."""
+    """However many calls of administration come meanwhile, here more than the service has threads: all are refused in
+    time. The one whose record lands on the disk after that is not made then, and the log says so."""
     may_go, fsync = threading.Event(), os.fsync
     asked: list[int] = []
 
@@ -139,7 +140,7 @@ def test_a_disk_that_hangs_keeps_no_lookup_waiting(rig: Rig, monkeypatch: pytest
     for caller in callers:
         caller.start()
     try:
-        until(lambda: sum(caller.is_alive() for caller in callers) <= 1, limit_s=20.0)
+        until(lambda: not any(caller.is_alive() for caller in callers), limit_s=20.0)
         rig.client("reader").status(deadline_s=DEADLINE_S)
         with pytest.raises(MediaError, match=r"cannot be written .*; nothing was done"):
             rig.admin_client("operator").remove_drive(RemoveDriveRequest(1), deadline_s=DEADLINE_S)
@@ -150,7 +151,47 @@ def test_a_disk_that_hangs_keeps_no_lookup_waiting(rig: Rig, monkeypatch: pytest
     for caller in callers:
         caller.join(20.0)
     monkeypatch.undo()
-    assert rig.admin_client("operator").remove_drive(RemoveDriveRequest(1), deadline_s=DEADLINE_S) == 3
+    assert rig.admin_client("operator").remove_drive(RemoveDriveRequest(2), deadline_s=DEADLINE_S) == 3
+    assert rig.admin.removed == [2]
+    late, not_made, begun, ended = rig.records()
+    assert late["call"] == not_made["call"] != begun["call"] == ended["call"]
+    assert (late["outcome"], not_made["outcome"]) == ("begun", "not made")
+    assert (begun["arguments"]["number"], ended["outcome"]) == (2, "ok")
+
+
+def test_a_disk_that_hangs_keeps_no_service_from_starting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    may_go, real_open = threading.Event(), os.open
+
+    def hang(*arguments: Any) -> int:
+        assert may_go.wait(60)
+        return real_open(*arguments)
+
+    monkeypatch.setattr("meshfusion.dpu.access.audit_log.DEADLINE_S", 0.1)
+    monkeypatch.setattr("meshfusion.dpu.access.audit_log.os.open", hang)
+    log = AuditLog(tmp_path / "a")
+    try:
+        log.probe()
+        assert "its disk does not answer): administration is refused" in caplog.text
+        with pytest.raises(MediaError, match=r"its disk does not answer\); nothing was done"):
+            log.begin(CALLER, None)
+        log.close()  # nor from its end
+    finally:
+        may_go.set()
+
+
+def test_refusals_of_one_caller_are_bounded_and_counted(tmp_path: Path) -> None:
+    clock = Clock(0.0)
+    log = AuditLog(tmp_path / "a", clock=clock)
+    for _ in range(REFUSALS_PER_MINUTE + 7):
+        log.refuse(CALLER, "PermissionDeniedError")
+    clock.now_s = 61.0
+    log.refuse(CALLER, "PermissionDeniedError")
+    records = [json.loads(line) for line in (tmp_path / "a").read_text().splitlines()]
+    assert len(records) == REFUSALS_PER_MINUTE + 1
+    assert [record.get("not_recorded") for record in records] == [None] * REFUSALS_PER_MINUTE + [7]
+    log.close()
 
 
 def test_it_is_durable_before_the_call_and_before_the_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

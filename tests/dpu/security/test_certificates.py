@@ -351,3 +351,51 @@ def test_tokens_files_are_their_owners_alone(tmp_path: Path) -> None:
     assert f"chmod 600 {path}" in caught.value.next_step
     replace(path, b"\n", mode=0o600)
     assert read_tokens(path) == (), "nobody"
+
+
+# ---- several addresses -----------------------------------------------------------------------------------------------
+
+
+def test_a_socket_beside_tls(ca: Authority, tmp_path: Path) -> None:
+    socket = f"unix://{tmp_path}/s"
+    config = load_service_config(write(tmp_path, listen=[socket, "10.0.0.1:7700"], tls=tls_of(ca), access=[ENTRY]))
+    assert config.listen == (socket, "10.0.0.1:7700")
+
+
+@pytest.mark.parametrize(
+    ("listen", "expected"),
+    [
+        ([], "listen = .*: has 0 addresses; name 1 to 8"),
+        ([f"127.0.0.1:{port}" for port in range(1, 10)], "listen = .*: has 9 addresses; name 1 to 8"),
+        (["127.0.0.1:1", 7], "listen = .*: must be an address, or a list of addresses"),
+        ({"a": "127.0.0.1:1"}, "listen = .*: must be an address, or a list of addresses"),
+        (7, "listen = 7: must be an address, or a list of addresses"),
+        (["127.0.0.1:1", "tcp://127.0.0.1:2"], "listen = .*: 'tcp://127.0.0.1:2' is not an address of a chunk service"),
+        (["127.0.0.1:1", "127.0.0.1:1"], "listen = .*: names 127.0.0.1:1 and 127.0.0.1:1, and only one of them can"),
+        (["127.0.0.1:1", "localhost:1"], "listen = .*: names 127.0.0.1:1 and localhost:1, and only one"),
+        (["unix:///x", "unix:///x"], "listen = .*: names unix:///x and unix:///x, and only one"),
+        (
+            ["127.0.0.1:1", "10.0.0.1:2"],
+            "listen = '10.0.0.1:2': is not a loopback address, and other machines are served",
+        ),
+        (
+            ["127.0.0.1:1", "unix:///nowhere/s"],
+            "listen = 'unix:///nowhere/s': the socket's directory /nowhere does not",
+        ),
+    ],
+)
+def test_several_addresses_that_cannot_be(tmp_path: Path, listen: object, expected: str) -> None:
+    (problem,) = problems_of(write(tmp_path, listen=listen))
+    assert re.match(expected, problem), problem
+
+
+def test_certificates_are_for_some_address(ca: Authority, tmp_path: Path) -> None:
+    sockets = [f"unix://{tmp_path}/s", f"unix://{tmp_path}/t"]
+    (problem,) = problems_of(write(tmp_path, listen=sockets, tls=tls_of(ca), access=[ENTRY]))
+    assert problem.startswith("tls: is not for a unix socket")
+
+
+def test_monitors_have_a_place_of_their_own_beside_all(tmp_path: Path) -> None:
+    telemetry = {"listen": "127.0.0.1:2"}
+    (problem,) = problems_of(write(tmp_path, listen=["127.0.0.1:1", "127.0.0.1:2"], telemetry=telemetry))
+    assert problem.startswith("telemetry.listen = '127.0.0.1:2': 127.0.0.1:2 is where engines connect, too")

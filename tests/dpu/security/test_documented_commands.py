@@ -36,7 +36,7 @@ def moved(text: str, folder: Path) -> str:
 
 
 def test_what_the_document_makes_is_what_the_service_takes(tmp_path: Path) -> None:
-    commands, _ = parts("sh")
+    commands, _, look = parts("sh")
     subprocess.run(["sh", "-e", "-c", commands], cwd=tmp_path, check=True, capture_output=True)
     (configuration,) = parts("yaml")
     service = yaml.safe_load(moved(configuration, tmp_path))
@@ -51,11 +51,27 @@ def test_what_the_document_makes_is_what_the_service_takes(tmp_path: Path) -> No
     with pytest.raises(PermissionDeniedError):
         client.status(deadline_s=5.0)
     client.close()
+
+    def looked_at(command: str) -> str:
+        address = command.replace("10.0.0.1:7700", server.address)
+        done = subprocess.run(["sh", "-c", address], cwd=tmp_path, capture_output=True, timeout=30)
+        return done.stdout.decode("ascii", "replace")  # with what the service sends first, which is no text
+
+    good = looked_at(look)
+    assert "Verify return code: 0 (ok)" in good
+    assert "unexpected eof" not in good
+    without = looked_at(look.replace("-cert engine-1.pem -key engine-1.key", ""))
+    assert "Verify return code: 0 (ok)" in without
+    assert "unexpected eof" in without
+    assert "Verify return code: 0 (ok)" not in looked_at(look.replace("-CAfile ca.pem", ""))
+    (tmp_path / "other").mkdir()
+    subprocess.run(["sh", "-e", "-c", commands], cwd=tmp_path / "other", check=True, capture_output=True)
+    assert "unexpected eof" in looked_at(look.replace("engine-1.", "other/engine-1."))
     server.stop(0.0)
 
 
 def test_the_token_that_the_document_makes_is_found(tmp_path: Path) -> None:
-    _, commands = parts("sh")
+    _, commands, _ = parts("sh")
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     subprocess.run(
         ["sh", "-e", "-c", commands], cwd=tmp_path, env={**os.environ, "PATH": path}, check=True, capture_output=True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -13,7 +14,7 @@ import grpc
 import pytest
 from google.protobuf.message_factory import GetMessageClass
 
-from meshfusion.dpu.access.audit_log import AuditLog
+from meshfusion.dpu.access.audit_log import REFUSALS_PER_MINUTE, AuditLog
 from meshfusion.dpu.access.tokens_file import TokensFile
 from meshfusion.dpu.api import types as t
 from meshfusion.dpu.api.client import GrpcChunkService
@@ -21,14 +22,16 @@ from meshfusion.dpu.api.drive_client import GrpcDriveAdmin
 from meshfusion.dpu.api.drive_types import DriveStatus, RemoveDriveRequest
 from meshfusion.dpu.api.error_codec import DETAIL_METADATA_KEY
 from meshfusion.dpu.api.limits import MAX_MESSAGE_BYTES, MalformedMessageError
+from meshfusion.dpu.api.running_server import RunningServer
 from meshfusion.dpu.api.security.client_security import ClientSecurity
 from meshfusion.dpu.api.security.guard import Guard
 from meshfusion.dpu.api.security.identity import CallerIdentity
 from meshfusion.dpu.api.security.principal import LOCAL, Principal, PrincipalKind
 from meshfusion.dpu.api.security.roles import RULES, Role, roles_table
+from meshfusion.dpu.api.security.rotated import FRESH_S
 from meshfusion.dpu.api.security.server_tls import ServerTls
 from meshfusion.dpu.api.security.token_text import digest_of, token_of
-from meshfusion.dpu.api.server import RunningServer, serve
+from meshfusion.dpu.api.server import serve
 from meshfusion.dpu.api.v1 import chunk_pb2 as pb
 from meshfusion.dpu.telemetry.calls import CallWatch
 from meshfusion.dpu.telemetry.event_log import EventLog
@@ -216,8 +219,20 @@ def test_a_wrong_role_says_which_is_needed(rig: Rig) -> None:
     with pytest.raises(errors.PermissionDeniedError, match="for the role operator; token:reader has read-only"):
         rig.admin_client("reader").remove_drive(RemoveDriveRequest(1), deadline_s=DEADLINE_S)
     assert rig.admin.removed == []
-    (*_, refused) = rig.records()
+    (refused,) = rig.records()
     assert (refused["principal"], refused["outcome"]) == ("token:reader", "PermissionDeniedError")
+
+
+def test_who_has_no_rights_cannot_fill_the_log(rig: Rig) -> None:
+    reader, engine = rig.admin_client("reader"), rig.admin_client("engine-1")
+    for _ in range(REFUSALS_PER_MINUTE + 5):
+        with pytest.raises(errors.PermissionDeniedError):
+            reader.remove_drive(RemoveDriveRequest(1), deadline_s=DEADLINE_S)
+    with pytest.raises(errors.PermissionDeniedError):
+        engine.remove_drive(RemoveDriveRequest(1), deadline_s=DEADLINE_S)
+    told = [record["principal"] for record in rig.records()]
+    assert told == ["token:reader"] * REFUSALS_PER_MINUTE + ["token:engine-1"], "the one does not hide the other"
+    assert rig.guard.counts()["calls_denied"] == REFUSALS_PER_MINUTE + 6, "all of them are counted"
 
 
 def holder_calls(holder_id: str) -> dict[str, Callable[[GrpcChunkService], object]]:
@@ -319,6 +334,7 @@ def test_certificates_have_roles_too_and_a_token_beside_one_counts(tmp_path: Pat
         plain.remove_drive(RemoveDriveRequest(0), deadline_s=DEADLINE_S)
     assert with_token.remove_drive(RemoveDriveRequest(0), deadline_s=DEADLINE_S) == 3
     replace(token_file, TOKENS["engine-1"].encode(), mode=0o600)
+    time.sleep(FRESH_S)
     with pytest.raises(errors.PermissionDeniedError):
         with_token.remove_drive(RemoveDriveRequest(0), deadline_s=DEADLINE_S)
     plain.close()
@@ -329,18 +345,21 @@ def test_certificates_have_roles_too_and_a_token_beside_one_counts(tmp_path: Pat
 # ---- tokens ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_changed_tokens_file_counts_at_once(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_changed_tokens_file_counts_when_a_look_at_it_is_due(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     client = rig.client("reader")
     client.status(deadline_s=DEADLINE_S)
     write_tokens(rig.tokens_path, operator="operator")
+    time.sleep(FRESH_S)
     with pytest.raises(errors.UnauthenticatedError, match="not one of this service's"):
         client.status(deadline_s=DEADLINE_S)
     write_tokens(rig.tokens_path, operator="operator", reader="read-only")
+    time.sleep(FRESH_S)
     client.status(deadline_s=DEADLINE_S)
     with caplog.at_level(logging.ERROR, logger="meshfusion.security"):
         for _ in range(3):
             if rig.tokens_path.stat().st_mode & 0o044 == 0:
                 rig.tokens_path.chmod(0o644)
+                time.sleep(FRESH_S)
             client.status(deadline_s=DEADLINE_S)
         (told,) = (record for record in caplog.records if record.levelno == logging.ERROR)
     assert "chmod 600" in told.getMessage()

@@ -18,13 +18,14 @@ import grpc
 import pytest
 
 from meshfusion.dpu.api.client import GrpcChunkService
+from meshfusion.dpu.api.running_server import RunningServer
 from meshfusion.dpu.api.security.client_security import ClientSecurity
 from meshfusion.dpu.api.security.guard import Guard
 from meshfusion.dpu.api.security.identity import CallerIdentity
 from meshfusion.dpu.api.security.principal import Principal, PrincipalKind
 from meshfusion.dpu.api.security.roles import ALL_ROLES
 from meshfusion.dpu.api.security.server_tls import ServerTls, ServerTlsFiles
-from meshfusion.dpu.api.server import RunningServer, serve
+from meshfusion.dpu.api.server import serve
 from meshfusion.jbof.errors import ConfigError, PermissionDeniedError, ServiceUnavailableError
 from tests.dpu.api.fake_service import FakeChunkService, make_chunk
 from tests.dpu.security.authority import DAY, Authority, client_of, replace, server_files

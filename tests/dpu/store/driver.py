@@ -17,6 +17,7 @@ from meshfusion.dpu.store.effects import (
 )
 from meshfusion.dpu.store.steps import Step
 from meshfusion.dpu.store.store import Store, StoreOptions
+from meshfusion.dpu.store.stored_chunks import StoredChunks
 from meshfusion.jbof.segments import SegmentGeometry, SegmentRecord, SegmentTable
 
 # Room for ten blocks between the header and the summary of a segment.
@@ -106,7 +107,8 @@ class Driver:
         return self.match_groups(holder_id, asked, chunk_tokens=chunk_tokens)
 
     def match_groups(self, holder_id: str, *groups: api.GroupKeys, chunk_tokens: int = 16) -> api.MatchReply:
-        return self.store.match(self.now_s, api.MatchRequest(holder_id, "r", chunk_tokens, groups), self.chunks)
+        found = StoredChunks.of(self.chunks)
+        return self.store.match(self.now_s, api.MatchRequest(holder_id, "r", chunk_tokens, groups), found)
 
     def abort(self, holder_id: str, *grant_ids: str) -> None:
         self.store.abort(self.now_s, api.AbortRequest(holder_id, self.epoch, grant_ids))

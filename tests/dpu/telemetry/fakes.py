@@ -42,6 +42,10 @@ class FakePool(FakeChunkService):
         self.hold.wait(20.0)
         return super().status(deadline_s=deadline_s)
 
+    @property
+    def drive_admin(self) -> FakePool:
+        return self
+
     def drives(self, *, deadline_s: float) -> tuple[d.DriveStatus, ...]:
         return self.current_drives
 

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Callable
+from operator import methodcaller
 from typing import Any
 
 from meshfusion.dpu.api import types as t
 from meshfusion.dpu.segment_map import DriveMap
 from meshfusion.dpu.telemetry.calls import CallWatch
 from meshfusion.dpu.telemetry.event_log import EventLog
-from meshfusion.dpu.telemetry.health import Health, to_json
+from meshfusion.dpu.telemetry.health import Health, HealthAnswer, to_json
 from meshfusion.dpu.telemetry.pool_watch import PoolWatch
 from meshfusion.dpu.telemetry.probe_result import ProbeState, ProbeView
+from meshfusion.dpu.telemetry.snapshot import Limits
+from meshfusion.dpu.telemetry.watched_pool import WatchedPool
 from meshfusion.jbof.segment_states import SegmentTally
 from tests.dpu.telemetry.fakes import FakePool, make_drive
 
@@ -45,8 +49,8 @@ def holders() -> tuple[t.HolderStatus, ...]:
     )
 
 
-def status_json(**changes: Any) -> bytes:
-    """Made by the service's own code. ``changes``: of the pool's status."""
+def troubled_pool(**changes: Any) -> FakePool:
+    """``changes``: of its status."""
     pool = FakePool(
         **{
             "holders": holders(),
@@ -65,15 +69,40 @@ def status_json(**changes: Any) -> bytes:
         make_drive(1, percentage_used=85, state="failing", reasons=(EVIL,), problem=EVIL, write_budget_left_bytes=-1),
         make_drive(2, percentage_used=-1, months_left=-1.0, written_bytes=-1, media_errors=-1, read_latency_s=-1.0),
     )
-    events, calls = EventLog(unix_time_s=lambda: 1_700_000_000.0), slow_calls()
-    events.tell("saves_stopped", EVIL, reason=EVIL)
-    watch = PoolWatch(pool, pool, events, version="9.8.7", segments=Maps())
-    watch.start()
+    return pool
+
+
+def told(pools: dict[str, FakePool], answer: Callable[[Health], HealthAnswer]) -> bytes:
+    """By the service's own code."""
+    events = EventLog(unix_time_s=lambda: 1_700_000_000.0)
+    events.of_pool(next(iter(pools))).tell("saves_stopped", EVIL, reason=EVIL)
     probe = ProbeView(ProbeState.DEGRADED, (EVIL,), 0.25, 3.0, 60.0)
+    watches = {
+        name: PoolWatch(pool, pool, events.of_pool(name), version="9.8.7", name=name, segments=Maps())
+        for name, pool in pools.items()
+    }
+    watched = [WatchedPool(n, watch, lambda: probe, lambda: Limits(0.25, 0.5)) for n, watch in watches.items()]
+    for watch in watches.values():
+        watch.start()
     try:
-        return to_json(Health(watch, calls, events, lambda: probe, version="9.8.7").status().body)
+        return to_json(answer(Health(watched, slow_calls(), events, version="9.8.7")).body)
     finally:
-        watch.close()
+        for watch in watches.values():
+            watch.close()
+
+
+def status_json(**changes: Any) -> bytes:
+    """Of a service of one pool. ``changes``: of its status."""
+    return told({"": troubled_pool(**changes)}, Health.status)
+
+
+def several_pools_json() -> dict[str, bytes]:
+    """Of a service of two, by the pages' paths: ``red`` is in trouble, ``lab`` is well."""
+    pools = {"red": troubled_pool(), "lab": FakePool(path="/pool/lab", committed_chunk_count=7)}
+    return {
+        "/status.json": told(pools, Health.status),
+        **{f"/pools/{name}/status.json": told(pools, methodcaller("status_of", name)) for name in pools},
+    }
 
 
 def silent_pool_json() -> bytes:

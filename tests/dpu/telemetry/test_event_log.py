@@ -125,3 +125,14 @@ def test_sequence_of_another_life_while_following() -> None:
     timer.start()
     assert next(watcher).sequence == 1
     watcher.close()  # type: ignore[attr-defined]
+
+
+def test_what_is_told_of_one_of_several_pools_says_so() -> None:
+    log = EventLog()
+    log.of_pool("red").tell("drive_state", "drive 0 is gone", severity=Severity.ERROR, drive=0)
+    log.of_pool("").tell("saves_stopped", "full")
+    log.tell("service_stops", "it ends")
+    assert [(event.pool, event.kind, event.fields) for event in log.recent(9)] == [
+        ("red", "drive_state", (("drive", "0"),)), ("", "saves_stopped", ()), ("", "service_stops", ())
+    ]  # fmt: skip
+    assert log.counts == {"drive_state": 1, "saves_stopped": 1, "service_stops": 1}

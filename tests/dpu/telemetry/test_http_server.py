@@ -90,9 +90,16 @@ def test_unknown_paths_are_told_the_known_ones(server: TelemetryServer) -> None:
     assert (code, body) == (404, b"/broken\n/healthz\n/large\n/metrics\n")
 
 
-@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "CONNECT"])
-def test_other_methods_are_refused(server: TelemetryServer, method: str) -> None:
-    assert ask(server, "/metrics", method)[0] == 501
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT"])
+@pytest.mark.parametrize("path", ["/metrics", "/none"])
+def test_other_methods_are_not_allowed(server: TelemetryServer, method: str, path: str) -> None:
+    """RFC 9110, 15.5.6: the answer names those that are."""
+    code, headers, _ = ask(server, path, method)
+    assert (code, headers["Allow"]) == (405, "GET, HEAD")
+
+
+def test_what_is_no_method_is_not_implemented(server: TelemetryServer) -> None:
+    assert ask(server, "/metrics", "BREW")[0] == 501
 
 
 def test_a_defect_of_a_page_is_its_own(server: TelemetryServer) -> None:

@@ -6,6 +6,7 @@ import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from meshfusion.dpu.telemetry.pool_watch import PoolWatch
 from meshfusion.dpu.telemetry.probe_result import ProbeState, ProbeView
 from meshfusion.dpu.telemetry.snapshot import Limits
 from meshfusion.dpu.telemetry.table import COUNTERS_TOLD_OTHERWISE, LABEL_VALUES, METRICS, Kind
+from meshfusion.dpu.telemetry.watched_pool import WatchedPool
 from meshfusion.jbof.drives.life_words import State
 from meshfusion.jbof.policy.medium_policy import Refusal
 from tests.dpu.api.fake_service import make_status
@@ -40,7 +42,8 @@ class Scraped:
         self.watch = PoolWatch(self.pool, self.pool, self.events, version="9.8.7", index_directory=tmp_path)
         self.view = ProbeView(ProbeState.OK, (), 0.25, 3.0, 60.0)
         limits = Limits(quarantine_max_fraction=0.25, max_pinned_fraction=0.5, drive_writes_per_day=1.0)
-        self.metrics = Metrics(self.watch, self.calls, self.events, lambda: self.view, limits, version="9.8.7")
+        pool = WatchedPool("", self.watch, lambda: self.view, lambda: limits)
+        self.metrics = Metrics([pool], self.calls, self.events, version="9.8.7")
         self.watch.start()
 
     def families(self) -> dict[str, Family]:
@@ -51,9 +54,9 @@ class Scraped:
         return dict(zip(names, found, strict=True))
 
     def values(self) -> dict[tuple[str, ...], float]:
-        """By name and labels' values, in the order of the labels' names."""
+        """By name and labels' values, in the order of the labels' names; an empty label is none, as to Prometheus."""
         return {
-            (sample.name, *(sample.labels[name] for name in sorted(sample.labels))): sample.value
+            (sample.name, *(sample.labels[name] for name in sorted(sample.labels) if sample.labels[name])): sample.value
             for family in self.families().values()
             for sample in family.samples
         }
@@ -85,14 +88,22 @@ def test_every_known_value_of_a_label_is_exposed(scraped: Scraped) -> None:
     families = scraped.families()
     known = dict(LABEL_VALUES)
     for metric in METRICS.values():
-        if metric.labels and metric.source:
-            known[metric.name, metric.labels[0]] = tuple(label for label, _ in metric.source)
+        if metric.labels[-1:] not in ((), ("pool",)) and metric.source:
+            known[metric.name, metric.labels[-1]] = tuple(label for label, _ in metric.source)
     for (name, label), values in known.items():
         assert {sample.labels[label] for sample in families[name].samples} == set(values), name
 
 
 def test_no_label_can_grow_without_end() -> None:
-    bounded = {"call", "code", "drive", "version", "pool_uuid", "format_version"}  # of this program, or few by nature
+    bounded = {
+        "call",
+        "code",
+        "drive",
+        "version",
+        "pool",
+        "pool_uuid",
+        "format_version",
+    }  # of this program, or few by nature
     for metric in METRICS.values():
         for label in metric.labels:
             is_listed = (metric.name, label) in LABEL_VALUES or bool(metric.source)
@@ -251,3 +262,77 @@ def test_buckets_rise_and_end_with_all(scraped: Scraped) -> None:
     assert buckets[0] == 2, "a bound belongs to its bucket"
     assert all(low <= high for low, high in itertools.pairwise(buckets))
     assert buckets[-2:] == [4, 6]
+
+
+class TwoPools:
+    """``red`` and ``lab``, and what is scraped of their service. ``families``: by the name of the table."""
+
+    def __init__(self) -> None:
+        self.events, self.pools = EventLog(), {"red": FakePool(), "lab": FakePool()}
+        self.budgets: dict[str, float | None] = {"red": 1.0, "lab": None}
+        failing, good = ProbeView(ProbeState.FAILING, ("x",), 0.5, 1.0), ProbeView(ProbeState.OK, (), 0.1, 2.0)
+        self.views = {"red": failing, "lab": good}
+        self.watches = {
+            name: PoolWatch(pool, pool, self.events.of_pool(name), version="1", name=name)
+            for name, pool in self.pools.items()
+        }
+        watched = [
+            WatchedPool(name, watch, partial(self.views.__getitem__, name), partial(self.limits_of, name))
+            for name, watch in self.watches.items()
+        ]
+        self.metrics = Metrics(watched, CallWatch(slow_call_s=1.0), self.events, version="1")
+        for watch in self.watches.values():
+            watch.start()
+
+    def limits_of(self, name: str) -> Limits:
+        return Limits(0.25, 0.5, self.budgets[name])
+
+    def values(self, name: str) -> dict[str, float]:
+        """Of a metric without other labels, by pool."""
+        found = [f for f in text_string_to_metric_families(self.metrics.text().decode()) if f.name == name]
+        assert len(found) <= 1, "a family stands once, however many pools there are"
+        return {sample.labels["pool"]: sample.value for family in found for sample in family.samples}
+
+
+@pytest.fixture
+def two() -> Iterator[TwoPools]:
+    it = TwoPools()
+    yield it
+    for name, watch in it.watches.items():
+        it.pools[name].hold.set()
+        watch.close()
+
+
+def test_of_several_pools_each_is_told_by_its_name(two: TwoPools) -> None:
+    two.pools["red"].current_status = make_status(
+        counters=(("match_keys", 7),), saves_stopped_reason="full", segment_count=100
+    )
+    two.pools["lab"].current_status = make_status(counters=(("match_keys", 5),), segment_count=40)
+    assert two.values("meshfusion_match_keys") == {"red": 7, "lab": 5}
+    assert two.values("meshfusion_saves_stopped") == {"red": 1, "lab": 0}
+    assert two.values("meshfusion_segments_quarantined_limit") == {"red": 25, "lab": 10}
+    assert two.values("meshfusion_probe_seconds") == {"red": 0.5, "lab": 0.1}
+    assert two.values("meshfusion_pool_answers") == {"red": 1, "lab": 1}
+    assert two.values("meshfusion_drive_write_budget_limit_bytes") == {"red": 1 << 30}
+    two.budgets["lab"] = 2.0  # by a reload
+    assert two.values("meshfusion_drive_write_budget_limit_bytes") == {"red": 1 << 30, "lab": 1 << 31}
+    two.pools["red"].current_status = make_status(counters=(("match_keys", 6),))
+    assert two.values("meshfusion_match_keys") == {"red": 7, "lab": 5}, "no count goes back, and each is its own"
+
+
+def test_a_pool_that_hangs_takes_nothing_from_the_others(two: TwoPools, monkeypatch: pytest.MonkeyPatch) -> None:
+    two.pools["lab"].current_status = make_status(counters=(("match_keys", 5),))
+    assert two.values("meshfusion_pool_answers") == {"red": 1, "lab": 1}
+    monkeypatch.setattr("meshfusion.dpu.telemetry.collector.SCRAPE_DEADLINE_S", 0.5)
+    two.pools["red"].hold.clear()  # which is asked first
+    assert two.values("meshfusion_pool_answers") == {"red": 0, "lab": 1}
+    assert two.values("meshfusion_match_keys") == {"lab": 5}
+
+
+def test_what_is_of_a_pool_has_its_label_and_nothing_else_has() -> None:
+    of_the_service = {name for name, metric in METRICS.items() if "pool" not in metric.labels}
+    assert {name for name in of_the_service if not name.startswith("process_")} == {
+        *("meshfusion_build_info", "meshfusion_rpc_in_flight", "meshfusion_rpc_seconds", "meshfusion_rpc_total"),
+        *("meshfusion_rpc_slow_total", "meshfusion_events_total", "meshfusion_event_watchers"),
+    }
+    assert all(metric.labels[0] == "pool" for metric in METRICS.values() if "pool" in metric.labels)

@@ -14,7 +14,8 @@ from meshfusion.dpu.api.codec_events import event_from_pb, event_to_pb
 from meshfusion.dpu.api.event_client import GrpcEventSource
 from meshfusion.dpu.api.event_types import Event, Severity
 from meshfusion.dpu.api.limits import MalformedMessageError
-from meshfusion.dpu.api.server import RunningServer, serve
+from meshfusion.dpu.api.running_server import RunningServer
+from meshfusion.dpu.api.server import serve
 from meshfusion.dpu.api.v1 import chunk_pb2 as pb
 from meshfusion.dpu.telemetry.event_log import MAX_WATCHERS, EventLog
 from meshfusion.jbof.errors import ServiceUnavailableError, UnsupportedError
@@ -44,7 +45,7 @@ def source(server: RunningServer) -> Iterator[GrpcEventSource]:
 
 def test_the_same_as_in_process(log: EventLog, source: GrpcEventSource) -> None:
     log.tell("drive_state", "drive 0 is gone", severity=Severity.ERROR, drive=0, state="gone")
-    log.tell("saves_stopped", "é \N{SNOWMAN}")
+    log.of_pool("red").tell("saves_stopped", "é \N{SNOWMAN}")
     assert tuple(source.events(0, follow=False)) == log.recent(5)
     assert tuple(source.events(1, follow=False)) == log.recent(1)
 
@@ -125,6 +126,7 @@ def test_no_service_at_all(tmp_path: Path) -> None:
         ({"kind": ""}, "event.kind"),
         ({"severity": "fatal"}, "event.severity"),
         ({"text": "x" * 5000}, "event.text"),
+        ({"pool": "x" * 5000}, "event.pool"),
         ({"fields": [pb.EventField(name="n")] * 65}, "event.fields"),
     ],
 )

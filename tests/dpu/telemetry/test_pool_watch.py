@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,6 +17,8 @@ from meshfusion.dpu.telemetry.event_log import EventLog
 from meshfusion.dpu.telemetry.health import Health, to_json
 from meshfusion.dpu.telemetry.pool_watch import PoolWatch, pause_s
 from meshfusion.dpu.telemetry.probe_result import ProbeState, ProbeView
+from meshfusion.dpu.telemetry.snapshot import Limits
+from meshfusion.dpu.telemetry.watched_pool import WatchedPool
 from meshfusion.jbof.errors import ServiceUnavailableError
 from tests.dpu.telemetry.fakes import Clock, FakePool, make_drive, wait_until
 
@@ -50,7 +53,7 @@ def test_a_pool_that_hangs_and_answers_again_is_told_once_each(watched: Watched)
     wait_until(lambda: "epoch_began" in watched.kinds(), "the first look")
     watched.pool.hold.clear()
     wait_until(lambda: "pool_silent" in watched.kinds(), "it is told")
-    with pytest.raises(ServiceUnavailableError, match="did not tell its status within"):
+    with pytest.raises(ServiceUnavailableError, match="did not tell its status in time"):
         watched.watch.fresh(deadline_s=0.1)
     time.sleep(0.7)  # more than two deadlines
     watched.pool.hold.set()
@@ -120,7 +123,8 @@ def test_looks_that_take_long_are_taken_less_often(took_s: float, expected_s: fl
 
 def health_of(watched: Watched, state: ProbeState = ProbeState.OK) -> Health:
     view = ProbeView(state, ("why",), 0.1, 2.0, 3.0)
-    return Health(watched.watch, CallWatch(slow_call_s=1.0), watched.events, lambda: view, version="1")
+    pool = WatchedPool("", watched.watch, lambda: view, lambda: Limits(0.25, 0.5))
+    return Health([pool], CallWatch(slow_call_s=1.0), watched.events, version="1")
 
 
 def test_alive_while_the_pool_answers(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +134,7 @@ def test_alive_while_the_pool_answers(watched: Watched, monkeypatch: pytest.Monk
     watched.pool.hold.clear()
     answer = health.alive()
     assert not answer.is_good
-    assert "did not tell its status within 0.2 s" in answer.body["reasons"][0]
+    assert "did not tell its status in time" in answer.body["reasons"][0]
     status = health.status()
     assert (status.is_good, status.body["pool"]) == (False, None)
     assert status.body["ready"]["status"] == "ok", "what is known without the pool is told"
@@ -154,3 +158,96 @@ def test_status_is_strict_json(watched: Watched) -> None:
     assert found["drives"][0]["serial"] == "SN0"
     assert found["pool"]["segment_count"] == 64
     assert found["events"][0]["severity"] == "info"
+
+
+class Several:
+    """``red`` and ``lab`` behind one service. ``views``: what their probes found."""
+
+    def __init__(self) -> None:
+        self.events = EventLog()
+        self.pools = {"red": FakePool(), "lab": FakePool()}
+        self.views = dict.fromkeys(self.pools, ProbeView(ProbeState.OK, (), 0.5, 2.0, 9.0))
+        self.watches = {
+            name: PoolWatch(
+                *(pool, pool, self.events.of_pool(name)), version="1", name=name, period_s=0.02, deadline_s=0.3
+            )
+            for name, pool in self.pools.items()
+        }
+        self.health = Health(
+            [
+                WatchedPool(name, watch, partial(self.views.__getitem__, name), lambda: Limits(0.25, 0.5))
+                for name, watch in self.watches.items()
+            ],
+            CallWatch(slow_call_s=1.0),
+            self.events,
+            version="1",
+        )
+        for watch in self.watches.values():
+            watch.start()
+
+    def told(self) -> set[tuple[str, str]]:
+        return {(event.pool, event.kind) for event in self.events.recent(100)}
+
+
+@pytest.fixture
+def several() -> Iterator[Several]:
+    it = Several()
+    yield it
+    for name, watch in it.watches.items():
+        it.pools[name].hold.set()
+        watch.close()
+
+
+def test_which_of_several_pools_does_not_answer_is_named(several: Several, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert several.health.alive().body == {"status": "ok", "reasons": []}
+    monkeypatch.setattr("meshfusion.dpu.telemetry.health.ALIVE_DEADLINE_S", 0.2)
+    several.pools["red"].hold.clear()
+    answer = several.health.alive()
+    assert (answer.is_good, answer.body["status"]) == (False, "failing")
+    assert answer.body["reasons"] == ["pool red: the pool did not tell its status in time"]
+    wait_until(lambda: ("red", "pool_silent") in several.told(), "it is told")
+    status = several.health.status()
+    assert not status.is_good
+    assert status.body["pools"]["red"]["pool"] is None
+    assert status.body["pools"]["red"]["problem"] == "the pool did not tell its status in time"
+    assert status.body["pools"]["lab"]["pool"]["epoch"] == 3
+    assert several.health.status_of("lab").is_good
+    assert not several.health.status_of("red").is_good
+    assert ("lab", "pool_silent") not in several.told()
+
+
+@pytest.mark.parametrize(
+    ("of_red", "status"),
+    [(ProbeState.OK, "ok"), (ProbeState.DEGRADED, "degraded"), (ProbeState.UNKNOWN, "unknown"),
+     (ProbeState.FAILING, "failing")],
+)  # fmt: skip
+def test_ready_is_who_is_ready_in_all_pools(several: Several, of_red: ProbeState, status: str) -> None:
+    several.views["red"] = ProbeView(of_red, () if of_red is ProbeState.OK else ("full",), 0.25, 3.0, None)
+    answer = several.health.ready()
+    assert answer.is_good == (status == "ok")
+    assert answer.body["status"] == status
+    assert answer.body["reasons"] == ([] if status == "ok" else ["pool red: full"])
+    assert answer.body["pools"]["red"]["status"] == status
+    assert answer.body["pools"]["lab"] == {
+        "status": "ok", "reasons": [], "probe_age_s": 2.0, "probe_seconds": 0.5, "written_age_s": 9.0
+    }  # fmt: skip
+
+
+def test_the_worst_of_several_is_told(several: Several) -> None:
+    several.views["red"] = ProbeView(ProbeState.DEGRADED, ("full",))
+    several.views["lab"] = ProbeView(ProbeState.FAILING, ("other bytes",))
+    body = several.health.ready().body
+    assert (body["status"], body["reasons"]) == ("failing", ["pool red: full", "pool lab: other bytes"])
+
+
+def test_what_changes_in_one_of_several_is_told_with_its_name(several: Several) -> None:
+    wait_until(lambda: {("red", "epoch_began"), ("lab", "epoch_began")} <= several.told(), "the first looks")
+    several.pools["lab"].current_status = replace(several.pools["lab"].current_status, saves_stopped_reason="full")
+    several.pools["red"].current_drives = (make_drive(state="gone"),)
+    expected = {("lab", "saves_stopped"), ("red", "drive_state")}
+    wait_until(lambda: expected <= several.told(), "both are told")
+    assert not {("red", "saves_stopped"), ("lab", "drive_state")} & several.told()
+    several.events.tell("service_stops", "it ends")
+    of_lab = several.health.status_of("lab").body["events"]
+    assert {event["pool"] for event in of_lab} == {"lab", ""}
+    assert {event["pool"] for event in several.health.status().body["events"]} == {"red", "lab", ""}

@@ -20,7 +20,7 @@ from meshfusion.dpu.api.address import TcpAddress
 from meshfusion.dpu.telemetry.http_server import TelemetryServer
 from meshfusion.dpu.telemetry.status_page import FILE_NAME, content_policy, status_page
 from meshfusion.jbof.segment_states import SegmentTally
-from tests.dpu.telemetry.page_cases import COUNTERS, silent_pool_json, status_json
+from tests.dpu.telemetry.page_cases import COUNTERS, several_pools_json, silent_pool_json, status_json
 from tests.dpu.telemetry.test_http_server import ask
 from tests.dpu.telemetry.test_metrics import counter_names
 
@@ -76,7 +76,9 @@ def test_it_asks_nobody_but_the_service(outline: Outline) -> None:
     assert references == {"data:,", "status.json"}
     assert not [name for _, name, _ in outline.attributes if name.startswith("on")]
     assert not re.search(r"https?:|//\w|@import|url\(", STYLE + re.sub(r"^\s*//.*$", "", SCRIPT, flags=re.MULTILINE))
-    assert re.findall(r"\bfetch\(([^,]+)", SCRIPT) == ['"status.json"']
+    assert re.findall(r"\bfetch\(([^,]+)", SCRIPT) == ["path"]
+    asked = re.findall(r"\bask\((?!path)(.*?\.json\")\)", SCRIPT)
+    assert asked == ['"status.json"', '"pools/" + encodeURIComponent(chosen) + "/status.json"']
 
 
 def test_words_of_others_cannot_become_markup() -> None:
@@ -128,6 +130,8 @@ def objects(status: dict[str, Any]) -> dict[str, Any]:
     event, call = status["events"][0], status["slow_calls"][0]
     return {
         "status": status,
+        "shown": status,
+        "told": status,
         "pool": status["pool"],
         "ready": status["ready"],
         "drive": status["drives"][0],
@@ -143,7 +147,14 @@ def objects(status: dict[str, Any]) -> dict[str, Any]:
 def test_what_it_reads_is_what_the_service_tells() -> None:
     status = json.loads(status_json())
     known = objects(status)
-    optional = {("status", "problem"), ("status", "json")}  # while the pool does not answer; the name of the file
+    # While the pool does not answer; the name of the file; where there are several; and JavaScript's own.
+    optional = {("status", "problem"), ("status", "json"), ("status", "pools")}
+    several = {path: json.loads(body) for path, body in several_pools_json().items()}
+    assert list(several["/status.json"]["pools"]) == ["red", "lab"]
+    of_red, at_once = several["/pools/red/status.json"], several["/status.json"]["pools"]["red"]
+    assert set(status) - {"version", "events", "slow_calls", "segment_map"} <= set(at_once)
+    assert set(status) <= set(of_red), "what is shown of one of several is what is of an only one"
+    assert "segment_map" not in at_once, "those of all pools, every 2 s, would be much"
     read = set(re.findall(rf"\b({'|'.join(known)})\.([a-z_]+)\b(?!\()", SCRIPT))
     lacking = {(name, field) for name, field in read - optional if field not in known[name]}
     assert lacking == set()

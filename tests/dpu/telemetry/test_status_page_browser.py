@@ -8,21 +8,24 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from meshfusion.dpu.api.address import TcpAddress
 from meshfusion.dpu.telemetry.http_server import TelemetryServer
-from meshfusion.dpu.telemetry.pages import JSON_TYPE, Page
+from meshfusion.dpu.telemetry.pages import JSON_TYPE, Page, Pages
 from meshfusion.dpu.telemetry.status_page import status_page
 from tests.dpu.telemetry.browser import Browser, find_browser
-from tests.dpu.telemetry.page_cases import EVIL, silent_pool_json, status_json
+from tests.dpu.telemetry.page_cases import EVIL, several_pools_json, silent_pool_json, status_json
 from tests.dpu.telemetry.test_http_server import port_of
 
 pytestmark = pytest.mark.nightly
 
 PHONE_PX = 360
+CHOOSE_LAB = "{ const l = document.getElementById('pools'); l.value = 'lab'; l.dispatchEvent(new Event('change')); }"
 
 
 class Served:
@@ -31,11 +34,13 @@ class Served:
     def __init__(self) -> None:
         self.code = 200
         self.body: bytes | None = status_json()
+        self.several = several_pools_json()  # for ``body`` to be that of them all
         self.end = threading.Event()
         self.server = self.started(0)
 
     def started(self, port: int) -> TelemetryServer:
-        pages = {**status_page(), "/status.json": self.status}
+        of_pools = {path: partial(self.of_pool, path) for path in self.several if path != "/status.json"}
+        pages: Pages = {**status_page(), "/status.json": self.status, **of_pools}
         server = TelemetryServer(TcpAddress("127.0.0.1", port), pages)
         server.start()
         return server
@@ -45,6 +50,9 @@ class Served:
         if body is None:
             self.end.wait(60.0)
         return Page(self.code, JSON_TYPE, body or b"{}")
+
+    def of_pool(self, path: str) -> Page:
+        return Page(200, JSON_TYPE, self.several[path])
 
     @property
     def url(self) -> str:
@@ -213,6 +221,48 @@ def test_a_pool_that_does_not_answer_the_service(browser: Browser, served: Serve
     assert first.startswith(f"The pool does not answer: it hangs {EVIL}. What is shown of it is from 20")
     served.code, served.body = 200, status_json(saves_stopped_reason="", exports_problem="")
     browser.wait_for("document.getElementById('of-pool').className === ''")
+
+
+def test_several_pools_are_chosen_from_and_all_their_alarms_are_there(browser: Browser, served: Served) -> None:
+    served.body = served.several["/status.json"]
+    opened(browser, served)
+    assert browser.evaluate("document.getElementById('choice').hidden") is False
+    assert browser.evaluate("[...document.getElementById('pools').options].map((o) => o.textContent)") == ["red", "lab"]
+    assert text(browser, "#identity").startswith("pool red, ")
+    assert len(rows(browser, "#drives tbody tr")) == 3
+    alarms = text(browser, "#alarms").splitlines()
+    assert sum(alarm.startswith("Pool red: ") for alarm in alarms) == 5
+    assert [alarm for alarm in alarms if alarm.startswith("Pool lab: ")] == [
+        "Pool lab: Segments in quarantine, because of writes of unknown fate: 1",
+        f"Pool lab: The probe is degraded: {EVIL}",
+    ]
+    assert f"red: {EVIL}" in [row[-1] for row in rows(browser, "#events tbody tr")]
+    browser.evaluate(CHOOSE_LAB)
+    browser.wait_for("document.getElementById('identity').textContent.startsWith('pool lab, ')")
+    assert "in /pool/lab" in text(browser, "#identity")
+    assert len(rows(browser, "#drives tbody tr")) == 1
+    assert browser.evaluate("location.hash") == "#lab"
+    assert len(text(browser, "#alarms").splitlines()) == 7, "of all of them, whichever is looked at"
+    browser.open(f"{served.url}#lab")
+    browser.wait_for("document.getElementById('identity').textContent.startsWith('pool lab, ')")
+    assert browser.evaluate("document.getElementById('pools').value") == "lab"
+    assert browser.complaints == []
+
+
+def test_a_pool_that_was_never_seen_shows_nothing_of_another(browser: Browser, served: Served) -> None:
+    both, lab = (json.loads(served.several[path]) for path in ("/status.json", "/pools/lab/status.json"))
+    silent: dict[str, Any] = {"pool": None, "drives": [], "problem": "it hangs"}
+    both["pools"]["lab"] |= silent
+    served.body = json.dumps(both).encode()
+    served.several["/pools/lab/status.json"] = json.dumps({**lab, **silent, "segment_map": None}).encode()
+    opened(browser, served)
+    assert len(rows(browser, "#drives tbody tr")) == 3
+    browser.evaluate(CHOOSE_LAB)
+    browser.wait_for("document.getElementById('of-pool').className === 'old'")
+    assert rows(browser, "#drives tr") == []
+    assert rows(browser, "#holders tr") == []
+    assert "Pool lab: The pool does not answer: it hangs." in text(browser, "#alarms")
+    assert browser.complaints == []
 
 
 def test_it_fits_a_phone_and_both_schemes(browser: Browser, served: Served) -> None:

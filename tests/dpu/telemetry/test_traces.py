@@ -12,7 +12,8 @@ from meshfusion.dpu.api.client import GrpcChunkService
 from meshfusion.dpu.api.codec_traces import trace_from_pb, trace_to_pb
 from meshfusion.dpu.api.limits import MalformedMessageError
 from meshfusion.dpu.api.request_ids import MAX_CHARS, current_request_id
-from meshfusion.dpu.api.server import RunningServer, serve
+from meshfusion.dpu.api.running_server import RunningServer
+from meshfusion.dpu.api.server import serve
 from meshfusion.dpu.api.trace_client import GrpcTraceSource
 from meshfusion.dpu.api.trace_types import Trace, TracedCall
 from meshfusion.dpu.api.v1 import chunk_pb2 as pb

@@ -30,6 +30,7 @@ from meshfusion.host.kv.resume import GroupPlan, ResumeRule, StateAtBoundary, Wh
 from meshfusion.host.memory.host_memory import HostKvMemory
 from meshfusion.host.memory.kv_memory import KvMemory as KvMemoryProtocol
 from meshfusion.host.path.block_layout import Runs
+from meshfusion.host.path.opening import access_of
 from meshfusion.host.pool_client import PoolClient
 from meshfusion.jbof.digest import DigestKernels
 from tests.host.support.kv_memory import BLOCK_TOKENS, KvMemory
@@ -102,7 +103,8 @@ class MiniEngine:
             block_count=layouts[0].block_count,
             runs=Runs.of(used.place.address, layouts),
         )
-        self.client = PoolClient(service, identity=identity, engine_version="0.32.0", form=self.form)
+        access = access_of(self.config.path.kind)
+        self.client = PoolClient(service, identity=identity, engine_version="0.32.0", form=self.form, access=access)
         self.client.start()
         spec_facts = tuple((type(rule).__name__, None) for rule in self.rules)
         self.kv_events = KvEvents(hash_tokens=facts.hash_block_tokens, spec_facts=spec_facts)

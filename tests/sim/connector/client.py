@@ -14,7 +14,8 @@ from typing import Any
 from meshfusion.dpu.api import types as api
 from meshfusion.dpu.api.tenant import DEFAULT_TENANT
 from meshfusion.dpu.api.tracing import NO_HEADERS, Headers
-from meshfusion.host.pool_client import Asked, PoolClient
+from meshfusion.host.command_queue import CommandQueue
+from meshfusion.host.pool_client import MAX_FAST_COMMANDS, MAX_SLOW_COMMANDS, Asked, PoolClient
 from meshfusion.host.pool_events import Event, LeasesLost, Matched, ReserveWish
 from meshfusion.host.pool_standing import PoolStanding, Standing
 from tests.sim.connector.blocks import must
@@ -59,8 +60,8 @@ class SimClient(PoolClient):
         self._form = shape.form
         self._lease_holders: dict[str, str] = {}
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        self._fast: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._slow: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._fast = CommandQueue("lookups and releases", most=MAX_FAST_COMMANDS)
+        self._slow = CommandQueue("reservations, commits and drops", most=MAX_SLOW_COMMANDS)
         self.sim_standing = self._standing = SimStanding(service, identity, shape.rank_count, self._told)
         self._sim_service = service
         self._shape = shape
@@ -88,7 +89,7 @@ class SimClient(PoolClient):
     @property
     def is_idle(self) -> bool:
         """Is nothing on its way, in either direction?"""
-        return self._fast.empty() and self._slow.empty() and self._events.empty()
+        return self._fast.is_empty and self._slow.is_empty and self._events.empty()
 
     # ---- watched -------------------------------------------------------------------------------------------------
 
@@ -150,9 +151,10 @@ class SimClient(PoolClient):
         must(answer in wanted, "the answer is not what was promised", request.request_id, answer, wanted)
 
 
-def _run(commands: queue.SimpleQueue[Any], count_max: int) -> None:
+def _run(commands: CommandQueue, count_max: int) -> None:
     """At most ``count_max``. Unlike on a thread, nothing that goes wrong in one is hidden."""
     for _ in range(count_max):
-        if commands.empty():
+        command = None if commands.is_empty else commands.take()
+        if command is None:
             return
-        commands.get()()
+        command()

@@ -150,7 +150,7 @@ class SimWorker:
             self._is_path_told = True
             self._path_problem = "no way" if self.rng.random() < self.faults.no_path else ""
             return PathState(self._holder_id, self._path_problem, self.rank)
-        elif self._path_problem and self.rng.random() < 0.5:
+        elif self._path_problem and (not self.faults.no_path or self.rng.random() < 0.5):  # a calm world has its paths
             self._path_problem = ""
             return PathState(self._holder_id, rank=self.rank)
         return None

@@ -18,6 +18,7 @@ from meshfusion.dpu.pool_medium import PoolMedium, ShelfMedium
 from meshfusion.dpu.pool_writer import apply_effects
 from meshfusion.dpu.store.steps import Step
 from meshfusion.dpu.store.store import Store, StoreOptions
+from meshfusion.dpu.store.stored_chunks import StoredChunks
 from meshfusion.jbof.format import LBA_BYTES, ChunkHeader, encode_chunk_header, shard_lba_count
 from meshfusion.jbof.pool_addresses import pool_lba, split_pool_lba
 from meshfusion.jbof.segments import SegmentTable
@@ -276,7 +277,7 @@ class World:
         i = self.rng.randrange(KEYS)
         group = api.GroupKeys(0, tuple(_key(j) for j in range(i + 1)), tuple(range(i + 1)))
         request = api.MatchRequest(self.holder_id, "r", CHUNK_TOKENS, (group,))
-        reply = self.store.match(self.now_s, request, self.index.chunks)
+        reply = self.store.match(self.now_s, request, StoredChunks.of(self.index.chunks))
         for chunk in reply.chunks:
             units = bytes_of(self.drives, chunk)
             self.seen["loads"] += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -37,13 +38,26 @@ def test_a_token_and_its_entry(tmp_path: Path) -> None:
     assert made["entry"] == {
         "name": "engine-1", "sha256": digest_of(made["token"]), "role": "engine", "tenant": "default",
     }  # fmt: skip
-    token, _, entry = run("token", "create", "o", "--role", "operator", "--tenant", "t").stdout.partition("\n")
+    path = tmp_path / "token"
+    entry = run("token", "create", "o", "--role", "operator", "--tenant", "t", "--out", str(path)).stdout
+    token = path.read_text().strip()
     assert token != made["token"]
     tokens_file = tmp_path / "tokens"
     replace(tokens_file, entry.encode(), mode=0o600)
     (read,) = read_tokens(tokens_file)
     assert (read.name, read.sha256, read.role, read.tenant) == ("o", digest_of(token), "operator", "t")
     assert token not in entry
+
+
+def test_a_token_is_printed_on_a_terminal_only(tmp_path: Path) -> None:
+    """With >> tokens.yaml it would stand in the file that holds digests."""
+    refused = run("token", "create", "o", "--role", "operator")
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert "no terminal: --out FILE for the token" in refused.stderr
+    command = f"{sys.executable} -m meshfusion.tools.mfctl.main token create o --role operator"
+    typed = subprocess.run(["script", "-qec", command, "/dev/null"], capture_output=True, text=True, timeout=60)
+    token = typed.stdout.splitlines()[0].strip()
+    assert f"sha256: {digest_of(token)}" in typed.stdout
 
 
 def test_a_token_into_a_file(tmp_path: Path) -> None:
@@ -62,13 +76,13 @@ def test_a_token_into_a_file(tmp_path: Path) -> None:
 class Daemon:
     """A service as a process, over TLS on a loopback port, with certificates and tokens."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, listen: str | list[str] = "127.0.0.1:0", **environment: str) -> None:
         self.ca = Authority(folder)
         self.operator, self.reader = self.ca.issue("operator"), self.ca.issue("reader")
         self.server = server = self.ca.issue("server")
         self.pool = folder / "pool"
         config = {
-            "listen": "127.0.0.1:0",
+            "listen": listen,
             "pool": {"path": str(self.pool), "create": True, "size": "16MiB", "segment_size": "2MiB"},
             "tls": {"certificate": str(server.certificate), "key": str(server.key), "client_ca": str(self.ca.path)},
             "access": [{"subject": "operator", "role": "operator"}, {"subject": "reader", "role": "read-only"}],
@@ -77,14 +91,18 @@ class Daemon:
         path.write_text(yaml.safe_dump(config))
         code = "from meshfusion.tools.mfctl.main import service_main; service_main()"
         command = [sys.executable, "-c", code, "--config", str(path), "--format", "json"]
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self._process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **environment}
+        )
         assert self._process.stdout is not None
         timer = threading.Timer(60.0, self._process.kill)
         timer.start()
         line = self._process.stdout.readline()
         timer.cancel()
         assert line, self._process.communicate()[1]
-        self.address: str = json.loads(line)["address"]
+        ready = json.loads(line)
+        self.address: str = ready["address"]
+        self.addresses: list[str] = ready.get("addresses", [self.address])
 
     def options(self, pair: Pair) -> list[str]:
         return [
@@ -92,9 +110,10 @@ class Daemon:
             *("--service-key", str(pair.key)),
         ]
 
-    def close(self) -> None:
+    def close(self) -> str:
+        """What it wrote to standard error."""
         self._process.terminate()
-        self._process.communicate(timeout=30)
+        return self._process.communicate(timeout=30)[1]
 
 
 @pytest.fixture(scope="module")
@@ -164,6 +183,45 @@ def test_what_mfctl_lacks_is_said(daemon: Daemon) -> None:
     assert "--service-ca: is missing: 10.0.0.1:7700 is not on this machine" in error_of(far)["message"]
 
 
+@pytest.mark.parametrize(("environment", "is_told"), [({}, False), ({"GRPC_VERBOSITY": "INFO"}, True)])
+def test_a_handshake_that_fails_is_told_where_the_document_says(
+    tmp_path: Path, environment: dict[str, str], is_told: bool
+) -> None:
+    daemon = Daemon(tmp_path, **environment)
+    only_ca = run("--service-ca", str(daemon.ca.path), "pool", "status", "--service", daemon.address)
+    assert only_ca.exit_code == 5
+    assert ("PEER_DID_NOT_RETURN_A_CERTIFICATE" in daemon.close()) == is_told
+
+
+def test_operators_on_the_machine_need_nothing_to_show_on_a_socket_beside(tmp_path: Path) -> None:
+    daemon = Daemon(tmp_path, listen=[f"unix://{tmp_path}/s", "127.0.0.1:0"])
+    try:
+        port = daemon.addresses[1]
+        assert daemon.address == daemon.addresses[0] == f"unix://{tmp_path}/s"
+        assert run("pool", "status", "--service", daemon.address).exit_code == 0
+        assert run("pool", "status", "--service", port).exit_code == 5, "over TLS nobody gets in without"
+        shown = run(*daemon.options(daemon.reader), "pool", "status", "--service", port)
+        assert shown.exit_code == 0, shown.stderr
+        added = run("jbof", "add", str(daemon.pool), "--size", "16MiB")
+        assert added.exit_code == 0, "the pool names the socket"
+        config = str(tmp_path / "service.yaml")
+        assert run("service", "state", "--config", config).exit_code == 0
+        assert run("service", "reload", "--config", config).exit_code == 0
+        unit = run("service", "unit", "--config", config, "--user", "root").stdout
+        assert "ExecReload=" in unit
+        assert "service reload" in unit, "as the service's user, who can call on the socket"
+        calls = json.loads(run("audit", "show", str(daemon.pool / "audit.log"), "--format", "json").stdout)["calls"]
+        assert {(call["principal"], call["rpc"]) for call in calls} == {
+            ("local", "DriveAdmin.AddDrive"), ("local", "ServiceAdmin.Reload")
+        }  # fmt: skip
+        drained = run("service", "drain", "--config", config, "--deadline", "5")
+        assert drained.exit_code == 0, drained.stderr
+    finally:
+        daemon.close()
+    assert not (tmp_path / "s").exists()
+    assert run(*daemon.options(daemon.reader), "pool", "status", "--service", port).exit_code == 5
+
+
 def test_roles_and_the_record(daemon: Daemon) -> None:
     refused = run(*daemon.options(daemon.reader), "jbof", "drain", str(daemon.pool), "0", "--format", "json")
     assert (refused.exit_code, error_of(refused)["kind"]) == (1, "PermissionDeniedError")
@@ -204,6 +262,11 @@ def test_what_is_no_audit_log(tmp_path: Path) -> None:
     result = run("audit", "show", str(tmp_path / "a"))
     assert (result.exit_code, "line 1: is no record" in result.stderr) == (4, True)
     assert run("audit", "show", str(tmp_path / "none")).exit_code == 1
+    of_folder = run("audit", "show", str(tmp_path))
+    assert (of_folder.exit_code, f"{tmp_path} is a directory" in of_folder.stderr) == (1, True)
+    assert "audit.path names" in of_folder.stderr
+    (tmp_path / "audit.log").write_text("")
+    assert f"Name the file: {tmp_path}/audit.log" in run("audit", "show", str(tmp_path)).stderr
 
 
 def test_an_audit_log_is_shown_after_its_service_died_in_a_line(tmp_path: Path) -> None:

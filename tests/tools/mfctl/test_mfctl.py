@@ -108,12 +108,14 @@ def test_status_of_a_service(service: FakeChunkService, address: str) -> None:
     result = run("pool", "status", "--service", address)
     assert result.exit_code == 0
     assert "capacity  4.0 GiB" in result.output
-    assert "60 free, 1 open, 3 sealed" in result.output
+    assert "60 free, 4 in use (1 open, 3 sealed); " in result.output
     assert "saves     accepted" in result.output
     assert "h-1     live   local   vllm 0.32.0  box   4242  2       1       0.2 s" in result.output
     as_json = json.loads(run("pool", "status", "--service", address, "--format", "json").output)
     expected = dataclasses.asdict(service.current_status)
-    assert as_json == {**expected, "holders": list(expected["holders"]), "counters": {"hits": 5, "commits": 12}}
+    assert as_json == {**expected, "holders": list(expected["holders"]), "segments_used": 4, "counters": {
+        "hits": 5, "commits": 12
+    }}  # fmt: skip
 
 
 def test_stopped_saves_are_shouted(service: FakeChunkService, address: str) -> None:
@@ -133,6 +135,7 @@ def test_status_of_a_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     assert result.exit_code == 0
     assert f"path      {tmp_path}" in result.output
     assert "leases" not in result.output, "the medium does not know them"
+    assert "60 free, 4 in use\n" in result.output, "as many as of its service, but not which of them are open"
 
 
 def test_an_unreachable_service_exits_5(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import yaml
@@ -16,6 +16,7 @@ from meshfusion.dpu.api.event_types import Severity
 from meshfusion.dpu.api.server import serve
 from meshfusion.dpu.api.trace_types import Trace, TracedCall
 from meshfusion.dpu.telemetry.event_log import EventLog
+from meshfusion.dpu.tenancy import PoolRouter, TenantPool
 from meshfusion.tools.mfctl.main import mfctl
 from meshfusion.tools.mfctl.top_rates import RATES, Look, hit_share, rates, top_object
 from tests.dpu.api.fake_service import make_status
@@ -65,10 +66,35 @@ def test_events_for_programs(address: str) -> None:
         "kind": "saves_stopped",
         "severity": "error",
         "text": "no room",
+        "pool": "",
         "fields": {},
     }
     assert json.loads(run("events", "--service", address, "--after", "1", "--format", "json").output) == [expected]
     assert yaml.safe_load(run("events", "--service", address, "--after", "1", "--format", "yaml").output) == [expected]
+
+
+def test_events_of_one_of_several_pools(tmp_path: Path) -> None:
+    log, pools = EventLog(), {"red": FakePool(), "lab": FakePool()}
+    log.of_pool("red").tell("saves_stopped", "no room")
+    log.of_pool("lab").tell("saves_stopped", "the same")
+    log.tell("certificate_problem", "of all")
+    router = PoolRouter({name: TenantPool(cast(Any, pool), frozenset({name})) for name, pool in pools.items()})
+    server = serve(router, f"unix://{tmp_path}/s", pools=router, events=log)
+    try:
+
+        def texts(*arguments: str) -> list[str]:
+            found = run("events", "--service", server.address, *arguments)
+            assert found.exit_code == 0, found.output
+            return [line.split(maxsplit=4)[4] for line in found.output.splitlines()][1:]
+
+        assert texts() == ["red: no room", "lab: the same", "of all"]
+        assert texts("--pool", "red") == ["red: no room", "of all"]
+        wrong = run("events", "--service", server.address, "--pool", "rde")
+        assert wrong.exit_code != 0
+        assert "has no pool 'rde'" in wrong.output
+    finally:
+        log.close()
+        server.stop(0.0)
 
 
 @pytest.mark.parametrize("output_format", ["table", "json", "yaml"])

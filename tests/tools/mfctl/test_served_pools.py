@@ -18,15 +18,6 @@ from meshfusion.tools.mfctl.reloader import Reloader
 from meshfusion.tools.mfctl.served_pools import ServedPools
 from tests.dpu.pool_cases import Holder
 
-TUNING = Tuning(
-    drive_writes_per_day=None,
-    free_fraction=0.05,
-    max_pinned_fraction=0.25,
-    quarantine_max_fraction=0.125,
-    check_interval_s=7.0,
-    drain_s=60.0,
-)
-
 
 def config_of(folder: Path, more: str = "", *, budget: float = 3.0) -> Path:
     sizes = "create: true, size: 16MiB, segment_size: 2MiB"
@@ -78,22 +69,23 @@ def test_how_far_each_is_is_asked_of_each(tmp_path: Path) -> None:
         pools.close()
 
 
-def test_what_is_each_ones_own_stays_while_the_rest_is_tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_is_tuned_to_its_own_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tuned: dict[str, Tuning] = {}
     monkeypatch.setattr(Pool, "retune", lambda pool, tuning: tuned.__setitem__(pool.pool_uuid, tuning))
     pools = opened(load_service_config(config_of(tmp_path)))
+    shared = "leases: {max_pinned_fraction: 0.25, quarantine_max_fraction: 0.125}\ndrives: {check_interval_s: 7}\n"
     try:
         assert pools.router is not None
         uuids = pools.router.uuids
-        pools.retune(TUNING)
+        pools.retune(load_service_config(config_of(tmp_path, shared, budget=2.0)))
     finally:
         pools.close()
     red, blue = tuned[uuids["r"]], tuned[uuids["b"]]
-    assert (red.drive_writes_per_day, red.free_fraction) == (3.0, 0.05)
+    assert (red.drive_writes_per_day, red.free_fraction) == (2.0, 0.05)
     assert (blue.drive_writes_per_day, blue.free_fraction) == (None, 0.25)
     for one in (red, blue):
         assert (one.max_pinned_fraction, one.quarantine_max_fraction) == (0.25, 0.125)
-        assert (one.check_interval_s, one.drain_s) == (7.0, 60.0)
+        assert (one.check_interval_s, one.drain_s) == (7.0, 600.0)
 
 
 def test_a_rebuild_finds_its_pool_among_several(tmp_path: Path) -> None:
@@ -106,15 +98,63 @@ def test_a_rebuild_finds_its_pool_among_several(tmp_path: Path) -> None:
     assert caught.value.next_step == f"name one of them: {tmp_path}/red, {tmp_path}/blue"
 
 
-def test_a_reload_names_what_of_a_pool_waits_for_a_restart(tmp_path: Path) -> None:
+def test_a_reload_takes_over_what_of_a_pool_it_can_and_names_the_rest(tmp_path: Path) -> None:
     running = load_service_config(config_of(tmp_path))
-    after = load_service_config(config_of(tmp_path, "leases: {max_pinned_fraction: 0.25}\n", budget=2.0))
-    changes = compare(running, after)
-    assert [change.key for change in changes.report.applied] == ["leases.max_pinned_fraction"]
-    assert [change.key for change in changes.report.needs_restart] == ["pools.r.medium.drive_writes_per_day"]
-    assert changes.running.pools == running.pools
+    path = config_of(tmp_path, "leases: {max_pinned_fraction: 0.25}\n", budget=2.0)
+    path.write_text(path.read_text().replace("tenants: [blue]", "tenants: [blue, navy]"))
+    changes = compare(running, load_service_config(path))
+    assert {change.key: (change.before, change.after) for change in changes.report.applied} == {
+        "leases.max_pinned_fraction": ("0.5", "0.25"),
+        "pools.r.medium.drive_writes_per_day": ("3", "2"),
+    }
+    assert [change.key for change in changes.report.needs_restart] == ["pools.b.tenants"]
+    assert changes.running.pools is not None
+    assert running.pools is not None
+    assert changes.running.medium_of("r").drive_writes_per_day == 2.0
+    assert running.medium_of("r").drive_writes_per_day == 3.0, "what ran before is as it was"
+    assert changes.running.pools["b"] == running.pools["b"]
 
-    tuned: list[Tuning] = []
-    reloader = Reloader(tmp_path / "service.yaml", running, retune=tuned.append, relog=lambda log: None)
+    tuned: list[ServiceConfig] = []
+    reloader = Reloader(path, running, retune=tuned.append, relog=lambda log: None)
     reloader.reload()
-    assert [tuning.max_pinned_fraction for tuning in tuned] == [0.25]
+    assert tuned == [changes.running] == [reloader.running]
+
+
+def test_pools_that_come_and_go_wait_for_a_restart(tmp_path: Path) -> None:
+    """Also what could be changed of one that is served: there is nothing yet, or any more, to be tuned."""
+    running = load_service_config(config_of(tmp_path))
+    path = config_of(tmp_path)
+    path.write_text(path.read_text().replace("  b: {", "  b.2: {"))
+    changes = compare(running, load_service_config(path))
+    assert changes.report.applied == ()
+    keys = {change.key for change in changes.report.needs_restart}
+    assert {"pools.b.medium.free_fraction", "pools.b.2.medium.free_fraction", "pools.b.tenants"} <= keys
+    assert changes.running == running
+
+
+def test_a_budget_that_does_not_fit_one_of_them_changes_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    running = load_service_config(config_of(tmp_path))
+    pools = opened(running)
+    real, refused = Pool.retune, list[Tuning]()
+    budgets: dict[str, float | None] = {}
+
+    def retune(pool: Pool, tuning: Tuning) -> None:
+        if tuning.free_fraction == 0.3:
+            refused.append(tuning)
+            raise ConfigError("too little", next_step="more")
+        real(pool, tuning)
+        budgets[pool.pool_uuid] = tuning.drive_writes_per_day
+
+    monkeypatch.setattr(Pool, "retune", retune)
+    try:
+        path = config_of(tmp_path, budget=2.0)
+        path.write_text(path.read_text().replace("free_fraction: 0.25", "free_fraction: 0.3"))
+        reloader = Reloader(path, running, retune=pools.retune, relog=lambda log: None)
+        with pytest.raises(ConfigError, match="too little"):
+            reloader.reload()
+        assert len(refused) == 1
+        assert reloader.running == running
+        assert pools.router is not None
+        assert budgets[pools.router.uuids["r"]] == 3.0, "the first has its own again"
+    finally:
+        pools.close()

@@ -243,3 +243,19 @@ def test_a_service_that_stays_is_an_error(monkeypatch: pytest.MonkeyPatch) -> No
     scripted = Scripted([state(Phase.DRAINED)], lingers=True)
     with pytest.raises(ServiceError, match="drained and still answers"):
         drain_service(scripted, 1.0, ignore, now_s=time.monotonic)
+
+
+@pytest.mark.parametrize("command", ["state", "drain", "reload"])
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ("lisen: unix:///x\n", "lisen: unknown key; did you mean listen?"),
+        ("log: {level: info}\nlog: {level: debug}\n", "log: stands twice in the file"),
+    ],
+)
+def test_which_service_is_meant_is_not_guessed_from_a_file_with_mistakes(
+    tmp_path: Path, command: str, more: str, told: str
+) -> None:
+    refused = run("service", command, "--config", str(small_config(tmp_path, more)))
+    assert refused.exit_code == 1
+    assert told in refused.stderr

@@ -10,7 +10,6 @@ import pytest
 from click.testing import CliRunner, Result
 
 from meshfusion.dpu.config import LogConfig, ServiceConfig, load_service_config
-from meshfusion.dpu.tuning import Tuning
 from meshfusion.jbof.errors import ConfigError
 from meshfusion.tools.mfctl.main import mfctl
 from meshfusion.tools.mfctl.reloader import Reloader
@@ -83,7 +82,7 @@ def test_a_log_that_cannot_be_opened_takes_the_rest_back(tmp_path: Path) -> None
     make_pool(tmp_path / "pool")
     path = small_config(tmp_path)
     running = load_service_config(path)
-    tuned: list[Tuning] = []
+    tuned: list[ServiceConfig] = []
 
     def relog(config: LogConfig) -> None:
         raise ConfigError("log.file: no space", next_step="make some")
@@ -92,7 +91,7 @@ def test_a_log_that_cannot_be_opened_takes_the_rest_back(tmp_path: Path) -> None
     small_config(tmp_path, "medium: {free_fraction: 0.25}\nlog: {level: debug}\n")
     with pytest.raises(ConfigError, match="no space"):
         reloader.reload()
-    assert [tuning.free_fraction for tuning in tuned] == [0.25, 0.05]
+    assert [config.medium.free_fraction for config in tuned] == [0.25, 0.05]
     assert reloader.running == running
 
 
@@ -101,8 +100,12 @@ def test_a_pool_that_refuses_leaves_the_log_alone(tmp_path: Path) -> None:
     path = small_config(tmp_path)
     running: ServiceConfig = load_service_config(path)
 
-    def retune(tuning: Tuning) -> None:
-        raise ConfigError("medium.drive_writes_per_day: too little", next_step="more")
+    asked: list[ServiceConfig] = []
+
+    def retune(config: ServiceConfig) -> None:
+        asked.append(config)
+        if config != running:
+            raise ConfigError("medium.drive_writes_per_day: too little", next_step="more")
 
     def relog(config: LogConfig) -> None:
         raise AssertionError("not asked for")
@@ -112,3 +115,4 @@ def test_a_pool_that_refuses_leaves_the_log_alone(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="too little"):
         reloader.reload()
     assert reloader.running == running
+    assert asked[-1] == running, "of several pools, those before it had been tuned"

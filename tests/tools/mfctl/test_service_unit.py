@@ -107,6 +107,13 @@ def test_drives_open_the_devices_and_no_more() -> None:
     assert "CAP_SYS_ADMIN" in as_root["CapabilityBoundingSet"][0]
 
 
+def test_encrypted_drives_open_the_device_mapper() -> None:
+    unit = filled(devices=(Path("/dev/vg0/red"),), user="root", is_encrypted=True, writes=(Path("/etc/mf/headers"),))
+    assert {"/dev/mapper/control rw", "block-device-mapper rw"} <= set(unit["DeviceAllow"])
+    assert unit["ReadWritePaths"] == ["/etc/mf/headers", "-/run/cryptsetup"]
+    assert "CAP_IPC_LOCK" in unit["CapabilityBoundingSet"][0].split()
+
+
 def test_the_kernels_target_needs_its_files() -> None:
     unit = filled(exports_by_kernel=True, user="root")
     assert unit["ProtectKernelTunables"] == ["no"]

@@ -118,7 +118,9 @@ def test_a_service_that_is_gone_costs_its_parts_only(tmp_path: Path) -> None:
     output = tmp_path / "bundle.tar.gz"
     address = f"unix://{tmp_path}/nobody"
     result = run("support", "dump", "--service", address, "--log", str(tmp_path / "no.log"), "--output", str(output))
-    assert result.exit_code == 0, result.stderr
+    assert result.exit_code == 5, result.stderr
+    assert f"the service at {address} does not tell its state: what it knows is missing" in result.stderr
+    assert "wrote" in result.stdout
     assert "left out: service/stacks.txt: the chunk service at" in result.stderr
     files = unpacked(output)
     failed = {failure["part"]: failure for failure in check_manifest(files)["failed"]}
@@ -129,12 +131,28 @@ def test_a_service_that_is_gone_costs_its_parts_only(tmp_path: Path) -> None:
     assert "machine/versions.json" in files
 
 
+def test_a_configured_service_that_is_away_is_told_and_its_pool_is_looked_at(tmp_path: Path) -> None:
+    config, output = small_config(tmp_path), tmp_path / "bundle.tar.gz"
+    with ServiceProcess(config):
+        pass  # which makes the pool
+    command = ("support", "dump", "--config", str(config), "--output", str(output), "--format", "json")
+    result = run(*command)
+    assert result.exit_code == 5, "nobody serves it"
+    told = json.loads(result.stdout)
+    assert {"service/state.json", "service/stacks.txt"} <= {failure["part"] for failure in told["failed"]}
+    files = unpacked(output)
+    assert json.loads(files["pool/status.json"])["path"] == str(tmp_path / "pool"), "from the medium"
+    assert "pool/drives.json" in files
+
+
 def test_without_anything_named_it_is_of_the_machine(tmp_path: Path) -> None:
     output = tmp_path / "bundle.tar.gz"
     result = run("support", "dump", "--output", str(output), "--format", "json")
     told = json.loads(result.stdout)
     assert (told["path"], told["failed"]) == (str(output), [])
     assert set(told["files"]) == {name for name in unpacked(output) if name != "manifest.json"}
+    output.unlink()
+    assert "note: no service is known of" in run("support", "dump", "--output", str(output)).stderr
 
 
 # ---- parts -------------------------------------------------------------------------------------------------------

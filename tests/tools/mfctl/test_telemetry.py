@@ -76,7 +76,7 @@ class Daemon:
     def values(self) -> dict[tuple[str, ...], float]:
         families = text_string_to_metric_families(self.ask("/metrics")[1].decode())
         return {
-            (sample.name, *(sample.labels[name] for name in sorted(sample.labels))): sample.value
+            (sample.name, *(sample.labels[name] for name in sorted(sample.labels) if sample.labels[name])): sample.value
             for family in families
             for sample in family.samples
         }

@@ -1,0 +1,1 @@
+"""What touches cards and the hosts they are in: files of the rshim driver, ssh, the BMC's Redfish."""
