@@ -76,15 +76,18 @@ class DriveReach:
         reach = self._reached.get(holder_id, _Reach(0, frozenset()))
         return frozenset(number for number in reach.numbers if self._since.get(number, 0) <= reach.version)
 
-    def known_to(self, holder_id: str, found: Mapping[bytes, api.ChunkRecord]) -> Mapping[bytes, api.ChunkRecord]:
-        """Without what lies on drives that the holder does not reach, or has not heard of: to it, that is a miss."""
+    def known_to(
+        self, holder_id: str, found: Mapping[bytes, api.ChunkRecord], offered: Collection[int]
+    ) -> Mapping[bytes, api.ChunkRecord]:
+        """Without what lies on drives that the holder does not reach, or has not heard of: to it, that is a miss.
+        ``offered``: the drives of which anything is. Who knows them all gets ``found`` as it is, not taken apart."""
         holder = self._holders.get(holder_id)
         if holder is None:
             return found
         reached = self.places_of(holder_id)
         told = self._told.get(holder_id, self.version)
         unheard = {number for number, since in self._since.items() if since > told}
-        if reached is None and not unheard:
+        if not unheard if reached is None else reached.issuperset(offered):
             return found
 
         def is_known(shard: api.Shard) -> bool:

@@ -139,7 +139,7 @@ class Pool:
     def match(self, request: api.MatchRequest, *, deadline_s: float) -> api.MatchReply:
         found = self._index.stored([key for group in request.groups for key in group.keys if key])
         with self._mutex:
-            return self._store.match(self._clock(), request, self._drives.reach.known_to(request.holder_id, found))
+            return self._store.match(self._clock(), request, self._drives.known_to(request.holder_id, found))
 
     def release(self, request: api.ReleaseRequest, *, deadline_s: float) -> None:
         with self._mutex:

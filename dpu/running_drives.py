@@ -9,7 +9,7 @@ which drives in :mod:`meshfusion.dpu.drive_reach`, and how the service's own com
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -136,6 +136,11 @@ class RunningDrives:
         }
         offered = [one for number, one in sorted(self._open.items()) if number in reached]
         return tuple(_namespace(one.drive, is_local=is_local) for one in offered or self._open.values())
+
+    def known_to(self, holder_id: str, found: Mapping[bytes, api.ChunkRecord]) -> Mapping[bytes, api.ChunkRecord]:
+        """Of what is stored, what lies on drives that the holder reaches, and perhaps on some that are not offered."""
+        offered = frozenset(filter(self.shelf.is_offered, self.shelf.numbers))
+        return self.reach.known_to(holder_id, found, offered)
 
     def files(self) -> dict[int, FileMedium]:
         """Those that are here, by namespace."""

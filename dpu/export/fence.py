@@ -39,6 +39,8 @@ def withdrawal(actual: Actual, nsid: int, backing: str, is_ours: Callable[[str],
         for namespace in subsystem.namespaces:
             if backing == namespace.backing or (is_ours(subsystem.nqn) and namespace.nsid == nsid):
                 return NotYet(f"{subsystem.nqn} still shows it as namespace {namespace.nsid}")
+        if backing in subsystem.backings:
+            return NotYet(f"{subsystem.nqn} still has it behind a namespace")
         if is_ours(subsystem.nqn) and (subsystem.pending or subsystem.foreign):
             return NotYet(f"{subsystem.nqn}: {subsystem.pending or subsystem.foreign}")
     return Confirmed()

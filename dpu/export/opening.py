@@ -8,20 +8,15 @@ from functools import partial
 
 from meshfusion.dpu.config_exports import ExportsConfig, SpdkConfig, parse_portal
 from meshfusion.dpu.export.desired import Export, Listener, Namespace
-from meshfusion.dpu.export.errors import StepRefusedError
 from meshfusion.dpu.export.keeper import ExportKeeper, FencingTarget
 from meshfusion.dpu.export.keys import HostKeys
 from meshfusion.dpu.export.plan import ExportPlan, TargetKind, check_bdevs, nqn_prefix_of
+from meshfusion.dpu.export.spdk.bdevs import drop_bdev, keep_bdev, make_bdev
 from meshfusion.dpu.export.spdk.client import SpdkRpc
-from meshfusion.dpu.export.spdk.rate_limits import RateLimits, keep_limits
+from meshfusion.dpu.export.spdk.rate_limits import RateLimits
 from meshfusion.dpu.pool_dir import PoolLayout
 from meshfusion.dpu.pool_drives import find_drives
 from meshfusion.jbof.errors import ConfigError
-from meshfusion.jbof.format import LBA_BYTES
-
-# Of bdevs, SPDK answers with the negative errno.
-_EXISTS, _IS_NOT_THERE = -17, -19
-_CALL_S = 20.0
 
 
 def keeper_of(
@@ -59,7 +54,7 @@ def _plan_and_target(
     if spdk is None:
         return plan, _nvmet(nothing)
     make = partial(make_bdev, limits)
-    return plan, _spdk(config, spdk, nothing, make, _keep_bdev if spdk.named_bdevs else drop_bdev)
+    return plan, _spdk(config, spdk, nothing, make, keep_bdev if spdk.named_bdevs else drop_bdev)
 
 
 def has_hosts(config: ExportsConfig, pool_uuid: uuid.UUID, exported_as: str, layout: PoolLayout) -> bool:
@@ -123,37 +118,3 @@ def _spdk(
         drop=drop,
     )
     return SpdkTarget(SpdkClient(spdk.socket), settings, desired)
-
-
-def make_bdev(limits: RateLimits | None, rpc: SpdkRpc, namespace: Namespace) -> None:
-    """The aio bdev of the namespace's file, where it has one, and what may be asked of it. Idempotent. ``fallocate``:
-    so that deallocating reaches the file."""
-    if namespace.file:
-        try:
-            rpc.call(
-                "bdev_aio_create",
-                _CALL_S,
-                name=namespace.backing,
-                filename=namespace.file,
-                block_size=LBA_BYTES,
-                fallocate=True,
-            )
-        except StepRefusedError as error:
-            if error.code != _EXISTS:
-                raise
-    if limits is not None:
-        keep_limits(rpc, [namespace.backing], limits)
-
-
-def drop_bdev(rpc: SpdkRpc, backing: str) -> None:
-    """A bdev that :func:`make_bdev` made, of a drive that is shown to nobody any more: what it has open is the drive as
-    it was, which may come back as another device, or go to somebody else. Answered when nothing is under way there."""
-    try:
-        rpc.call("bdev_aio_delete", _CALL_S, name=backing)
-    except StepRefusedError as error:
-        if error.code != _IS_NOT_THERE:
-            raise
-
-
-def _keep_bdev(rpc: SpdkRpc, backing: str) -> None:
-    """It has a name that the configuration says: others made it, and others take it away."""

@@ -29,7 +29,8 @@ def match(world: World, host: Host) -> None:
 
     def decide(service: Service, found: Mapping[bytes, api.ChunkRecord]) -> None:
         shortened = service.store.counts["match_shortened_by_pins"]
-        reply = service.store.match(world.clock_s, request, service.reach.known_to(host.holder_id, found))
+        shown = frozenset(filter(service.shelf.is_offered, service.shelf.numbers))
+        reply = service.store.match(world.clock_s, request, service.reach.known_to(host.holder_id, found, shown))
         offered = {drive_of_segment(shard.extent.segment) for chunk in reply.chunks for shard in chunk.shards}
         check_reach(world, host, frozenset(offered), "offered on")
         check_offer(world, host, request, reply, service)

@@ -3,7 +3,7 @@ must find every one, with several drives."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from meshfusion.dpu.api import types as api
 from meshfusion.dpu.drive_reach import DriveReach
@@ -18,14 +18,18 @@ class _PlacesAnywhere(DriveReach):
     def places_of(self, holder_id: str) -> frozenset[int] | None:
         return None
 
-    def known_to(self, holder_id: str, found: Mapping[bytes, api.ChunkRecord]) -> Mapping[bytes, api.ChunkRecord]:
+    def known_to(
+        self, holder_id: str, found: Mapping[bytes, api.ChunkRecord], offered: Collection[int]
+    ) -> Mapping[bytes, api.ChunkRecord]:
         true = DriveReach(self._holders)
         vars(true).update(vars(self))
-        return true.known_to(holder_id, found)
+        return true.known_to(holder_id, found, offered)
 
 
 class _OffersAll(DriveReach):
-    def known_to(self, holder_id: str, found: Mapping[bytes, api.ChunkRecord]) -> Mapping[bytes, api.ChunkRecord]:
+    def known_to(
+        self, holder_id: str, found: Mapping[bytes, api.ChunkRecord], offered: Collection[int]
+    ) -> Mapping[bytes, api.ChunkRecord]:
         return found
 
 

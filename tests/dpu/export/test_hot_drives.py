@@ -190,6 +190,8 @@ def test_a_drive_that_others_show_is_not_removed(drives: DrivesRig) -> None:
     with pytest.raises(PoolBusyError, match="by-hand still shows it as namespace 7"):
         drives.remove(1, deadline_s=0.5)
     drives.kernel.write(f"{folder}/namespaces/7/enable", "0")
+    with pytest.raises(PoolBusyError, match="by-hand still has it behind a namespace"):
+        drives.remove(1, deadline_s=0.5)  # it may be waiting for requests in flight just so
     drives.kernel.remove(f"{folder}/namespaces/7")
     drives.remove(1)
 

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import uuid
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from meshfusion.dpu.config_exports import SpdkConfig
-from meshfusion.dpu.export.desired import Namespace
-from meshfusion.dpu.export.errors import StepRefusedError
-from meshfusion.dpu.export.opening import drop_bdev, make_bdev
 from meshfusion.dpu.export.plan import ExportPlan, TargetKind, check_bdevs, nqn_prefix_of
-from meshfusion.dpu.export.spdk.client import SpdkRpc
 from meshfusion.jbof.errors import ConfigError, FieldValueError
 
 POOL = uuid.UUID(int=7)
@@ -68,56 +63,3 @@ def test_a_drive_without_a_bdev_is_refused(options: dict[str, Any]) -> None:
 def test_bdevs_that_cannot_be(options: dict[str, Any], message: str) -> None:
     with pytest.raises((FieldValueError, ValueError), match=message):
         spdk(**options)
-
-
-class Rpc(SpdkRpc):
-    """Answers everything alike."""
-
-    def __init__(self, code: int = 0) -> None:
-        self.code = code
-        self.calls: list[tuple[str, dict[str, Any]]] = []
-
-    def connect(self, timeout_s: float, /) -> int:
-        return 1
-
-    def close(self) -> None:
-        pass
-
-    def call(self, method: str, timeout_s: float, /, **parameters: object) -> Any:
-        self.calls.append((method, parameters))
-        if self.code:
-            raise StepRefusedError("no", code=self.code, next_step="-")
-
-
-NAMESPACE = Namespace(3, POOL, POOL.hex, "b2", "/d/2")
-CREATED = ("bdev_aio_create", {"name": "b2", "filename": "/d/2", "block_size": 4096, "fallocate": True})
-
-
-@pytest.mark.parametrize("code", [0, -17])
-def test_a_bdev_is_made_of_a_file_whether_it_was_before_or_not(code: int) -> None:
-    rpc = Rpc(code)
-    make_bdev(None, rpc, NAMESPACE)
-    assert rpc.calls == [CREATED]
-
-
-def test_a_bdev_that_the_configuration_names_is_not_made() -> None:
-    rpc = Rpc()
-    make_bdev(None, rpc, replace(NAMESPACE, file=""))
-    assert rpc.calls == []
-
-
-def test_a_file_that_cannot_be_attached_is_told() -> None:
-    with pytest.raises(StepRefusedError):
-        make_bdev(None, Rpc(-22), NAMESPACE)
-
-
-@pytest.mark.parametrize("code", [0, -19])
-def test_a_bdev_is_dropped_whether_it_is_there_or_not(code: int) -> None:
-    rpc = Rpc(code)
-    drop_bdev(rpc, "b2")
-    assert rpc.calls == [("bdev_aio_delete", {"name": "b2"})]
-
-
-def test_a_bdev_that_cannot_be_dropped_is_told() -> None:
-    with pytest.raises(StepRefusedError):
-        drop_bdev(Rpc(-16), "b2")
