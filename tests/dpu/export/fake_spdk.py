@@ -149,7 +149,11 @@ class FakeSpdk:
             raise Fault(-19, "No such device")
         nothing = dict.fromkeys(("rw_ios_per_sec", "rw_mbytes_per_sec", "r_mbytes_per_sec", "w_mbytes_per_sec"), 0)
         return [
-            {"name": there, "assigned_rate_limits": nothing | self.rate_limits.get(there, {}), **self.aio.get(there, {})}
+            {
+                "name": there,
+                "assigned_rate_limits": nothing | self.rate_limits.get(there, {}),
+                **self.aio.get(there, {}),
+            }
             for there in self.bdevs
             if name in (None, there)
         ]

@@ -140,7 +140,13 @@ def test_a_drive_that_somebody_else_shows_is_not_out(spdk: Spdk, files: tuple[Pa
     zero, one = namespace(0, files[0]), namespace(1, files[1])
     assert target.desire(shown(zero, one)).converged
     stranger = "nqn.2026-11.x:by-hand"
-    options = {"serial_number": "X", "model_number": "Y", "allow_any_host": False, "ana_reporting": True, "max_namespaces": 8}
+    options = {
+        "serial_number": "X",
+        "model_number": "Y",
+        "allow_any_host": False,
+        "ana_reporting": True,
+        "max_namespaces": 8,
+    }
     spdk.rpc.call("nvmf_create_subsystem", 60.0, nqn=stranger, **options)
     theirs = {"nsid": 7, "bdev_name": "mf-1", "uuid": str(one.uuid), "nguid": one.nguid, "anagrpid": ana_group}
     assert target.desire(shown(zero)).converged
