@@ -69,29 +69,29 @@ def test_a_host_that_was_told_of_no_drives_gets_no_places(rig: Rig) -> None:
 
 def test_until_a_host_says_what_it_reaches_that_is_what_it_was_told(rig: Rig) -> None:
     rig.told("far", 0, 1)
-    assert rig.reach.places_of("far") == {0, 1}
+    assert rig.reach.places_of("far") == frozenset({0, 1})
     rig.reach.has_come(2)
     rig.told("far", 0, 1, 2)
-    assert rig.reach.places_of("far") == {0, 1}, "to be told again is no proof"
+    assert rig.reach.places_of("far") == frozenset({0, 1}), "to be told again is no proof"
     rig.says(rig.reach.version, 0, 2)
-    assert rig.reach.places_of("far") == {0, 2}
+    assert rig.reach.places_of("far") == frozenset({0, 2})
 
 
 def test_a_report_says_nothing_of_drives_that_have_come_since(rig: Rig) -> None:
     rig.told("far", 0, 1)
     before = rig.reach.version
     rig.reach.has_come(1)  # it was gone, and is back
-    assert rig.reach.places_of("far") == {0}
+    assert rig.reach.places_of("far") == frozenset({0})
     rig.says(before, 0, 1)
-    assert rig.reach.places_of("far") == {0}
+    assert rig.reach.places_of("far") == frozenset({0})
     rig.says(rig.reach.version, 0, 1)
-    assert rig.reach.places_of("far") == {0, 1}
+    assert rig.reach.places_of("far") == frozenset({0, 1})
 
 
 def test_a_report_from_the_future_says_nothing_of_drives_that_come_later(rig: Rig) -> None:
     rig.says(99, 0, 1)
     rig.reach.has_come(1)
-    assert rig.reach.places_of("far") == {0}
+    assert rig.reach.places_of("far") == frozenset({0})
 
 
 def test_what_lies_partly_on_a_drive_out_of_reach_is_a_miss(rig: Rig) -> None:

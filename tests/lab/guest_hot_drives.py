@@ -43,12 +43,12 @@ from tests.lab.guest_pool_drives import (
     key,
     opened,
     reads,
-    store,
+    try_to_store,
 )
 
 REMOVED = 1
 SOURCES = 6
-MOST_CHUNKS = 80
+MOST_CHUNKS = 40
 PATIENCE_S = 60.0
 FAST = DriveOptions(check_interval_s=0.5, probation_s=0.0, drain_s=0.0)
 MARK = b"another tenant's".ljust(LBA_BYTES, b".")
@@ -66,6 +66,7 @@ class Engine:
         self._reached: api.Reached | None = None
         self.extents: list[api.Extent] = []  # of each chunk
         self.loaded = self.failed = self.wrong = self.missed = 0
+        self.given_up: set[int] = set()  # drives on which something was written, and not committed
 
     @property
     def drives(self) -> list[int]:
@@ -79,8 +80,12 @@ class Engine:
         self._follow()
         chunk = len(self.extents)
         if chunk < MOST_CHUNKS:
-            extent = store(self._pool, self.attachment, self.path, self._kv, chunk, chunk % SOURCES)
-            self.extents.append(extent)
+            first = 2 * (chunk % SOURCES)
+            extent, is_committed = try_to_store(self._pool, self.attachment, self.path, self._kv, chunk, first)
+            if is_committed:
+                self.extents.append(extent)
+            else:
+                self.given_up.add(drive_of_segment(extent.segment))
         for known in (len(self.extents) - 1, len(self.extents) // 2):
             self.load(known)
 
@@ -114,7 +119,7 @@ class Engine:
     def work_until(self, is_so: Callable[[], bool]) -> None:
         end_s = time.monotonic() + PATIENCE_S
         while not is_so():
-            assert time.monotonic() < end_s, (self.drives, self.attachment, self._pool.status())
+            assert time.monotonic() < end_s, (self.drives, self.attachment, self._pool.status(deadline_s=DEADLINE_S))
             self.step()
 
     def work_beside(self, change: Callable[[], object]) -> None:
@@ -168,7 +173,6 @@ def main(target: str) -> dict[str, object]:
         engine.work_until(lambda: 2 in engine.drives)
         engine.load(engine.drives.index(2))
         with_three, stored = engine.reached, len(engine.extents)
-        failed_before = engine.failed
         remove = RemoveDriveRequest(REMOVED)
         engine.work_beside(lambda: pool.drive_admin.remove_drive(remove, deadline_s=PATIENCE_S))
         late_write, is_whole = write_late(late, engine, kv, devices[REMOVED])
@@ -181,10 +185,10 @@ def main(target: str) -> dict[str, object]:
         "with_three": with_three,
         "without": engine.reached,
         "stored_before_removal": stored,
-        "failed_before_removal": failed_before,
         "failed": engine.failed,
         "wrong": engine.wrong,
         "loaded": engine.loaded,
+        "given_up": sorted(engine.given_up),
         "on_removed": engine.drives.count(REMOVED),
         "missed_at_last": engine.missed - missed,
         "late_write": late_write,

@@ -126,11 +126,16 @@ def header_of(attachment: api.Attachment, kv: KvMemory, chunk: int, extent: api.
     )
 
 
-def store(
-    pool: Pool, attachment: api.Attachment, path: DataPath, kv: KvMemory, chunk: int, source: int | None = None
-) -> api.Extent:
-    """Blocks 2n and 2n + 1, as an engine stores them; n: ``source``, or the chunk's number."""
-    first = 2 * (chunk if source is None else source)
+def store(pool: Pool, attachment: api.Attachment, path: DataPath, kv: KvMemory, chunk: int) -> None:
+    """Blocks 2n and 2n + 1, as an engine stores them."""
+    _, is_committed = try_to_store(pool, attachment, path, kv, chunk, 2 * chunk)
+    assert is_committed
+
+
+def try_to_store(
+    pool: Pool, attachment: api.Attachment, path: DataPath, kv: KvMemory, chunk: int, first: int
+) -> tuple[api.Extent, bool]:
+    """Block ``first`` and the next. Where it was written, and whether that is committed."""
     size = api.ShardSize(0, kv.layout.unit_bytes, UNITS)
     item = api.ReserveItem(key(chunk), 0, 16 * chunk, 16, (size,))
     request = api.ReserveRequest(attachment.holder_id, attachment.epoch, (item,))
@@ -141,8 +146,7 @@ def store(
     assert written.unit_digests is not None, written
     commit = api.CommitItem(result.grant_id, (written.unit_digests,))
     reply = pool.commit(api.CommitRequest(attachment.holder_id, attachment.epoch, (commit,)), deadline_s=DEADLINE_S)
-    assert reply.committed == (True,)
-    return extent
+    return extent, reply.committed == (True,)
 
 
 def reads(found: api.MatchReply) -> list[UnitRead]:

@@ -184,8 +184,6 @@ def test_what_spdk_refuses_is_told(files: tuple[Path, Path], method: str) -> Non
     rpc = FakeRpc()
     rpc.connect(1.0)
     rpc.interfere = lambda called: "refuse" if called == method else ""
+    call = partial(make_bdev, None, rpc, namespace(0, files[0])) if "create" in method else partial(drop_bdev, rpc, "b")
     with pytest.raises(StepRefusedError):
-        if method == "bdev_aio_create":
-            make_bdev(None, rpc, namespace(0, files[0]))
-        else:
-            drop_bdev(rpc, "mf-0")
+        call()
