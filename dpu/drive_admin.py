@@ -18,6 +18,7 @@ from meshfusion.dpu.api.drive_types import AddDriveRequest, DrainDriveRequest, D
 from meshfusion.dpu.drive_list import read_drive_list, write_drive_list
 from meshfusion.dpu.drive_return import take_back
 from meshfusion.dpu.encryption.making import slices_at, undo
+from meshfusion.dpu.export.keeper import ExportKeeper
 from meshfusion.dpu.index import Index
 from meshfusion.dpu.index_files import map_size_bytes
 from meshfusion.dpu.pool_create import add_listed_drive, wipe_new_drive
@@ -26,19 +27,21 @@ from meshfusion.dpu.pool_remove import list_of, only_drive, unknown_drive
 from meshfusion.dpu.running_drives import RunningDrives
 from meshfusion.jbof.drives.life_words import Admit, Checked, Drain
 from meshfusion.jbof.drives.system.luks import CRYPTSETUP, Luks
-from meshfusion.jbof.errors import ConfigError, MediaError, PoolBusyError, ServiceUnavailableError, UnsupportedError
+from meshfusion.jbof.errors import ConfigError, MediaError, PoolBusyError, ServiceUnavailableError
 from meshfusion.jbof.pool_addresses import MAX_DRIVE_SEGMENTS, first_segment
 
 _BETWEEN_LOOKS_S: Final = 0.05
 
 
 class ServedDriveAdmin:
-    """A :class:`~meshfusion.dpu.api.drive_types.DriveAdmin`. ``mutex``: of the pool; ``changes``: one at a time."""
+    """A :class:`~meshfusion.dpu.api.drive_types.DriveAdmin`. ``mutex``: of the pool; ``changes``: one at a time.
+    ``exports``: what shows drives to hosts of a target; None where there is none."""
 
     def __init__(
         self,
         drives: RunningDrives,
         index: Index,
+        exports: ExportKeeper | None = None,
         *,
         mutex: threading.Lock,
         changes: threading.Lock,
@@ -46,7 +49,7 @@ class ServedDriveAdmin:
         look_again: Callable[[], None],
         luks: Luks = CRYPTSETUP,
     ) -> None:
-        self._drives, self._index = drives, index
+        self._drives, self._index, self._exports = drives, index, exports
         self._mutex, self._changes = mutex, changes
         self._clock, self._look_again = clock, look_again
         self._luks = luks
@@ -94,7 +97,10 @@ class ServedDriveAdmin:
             with self._mutex:
                 self._drives.lives.is_new(drive.number)
                 self._drives.saw(self._clock(), drive.number, Checked())
-                return self._drives.status(drive.number)
+                status = self._drives.status(drive.number)
+            if self._exports is not None:
+                self._exports.wake()
+            return status
 
     def drain_drive(self, request: DrainDriveRequest, *, deadline_s: float) -> DriveStatus:
         number, layout = request.number, self._drives.layout
@@ -136,15 +142,16 @@ class ServedDriveAdmin:
                         f"drive {number} is the only one of {layout.directory} that is here",
                         next_step="attach the others first, or add one",
                     )
+            self._check_can_withdraw()
             if is_known:
                 self._wait_until_nobody_uses(number, end_s)
+                self._wait_until_nobody_reaches(number, end_s)
             # Before the index: of a drive that is listed, segments that the index does not know would count as unused.
             drive = listed.find(number)
             try:
                 write_drive_list(layout.directory, listed.without_drive(number))
             except BaseException:
-                with self._mutex:
-                    self._drives.is_leaving(number, is_so=False)
+                self._stays(number)
                 raise
             if is_known:
                 self._take_off(number)
@@ -195,12 +202,9 @@ class ServedDriveAdmin:
             self._changes.release()
 
     def _check_can_add(self, request: AddDriveRequest) -> None:
-        layout = self._drives.layout
-        if layout.exported.exists():
-            raise UnsupportedError(
-                f"{layout.directory} is exported, and its exports stay as they were when the service began",
-                next_step="stop the service, add the drive, and start it again",
-            )
+        if self._exports is not None:
+            listed = read_drive_list(self._drives.layout.directory)
+            self._exports.check_can_show(1 if listed is None else listed.next_number)
         self._check_room(request.size_bytes)
 
     def _check_room(self, size_bytes: int) -> None:
@@ -210,6 +214,18 @@ class ServedDriveAdmin:
             raise ConfigError(
                 "the pool would become so large that its index, as it is open now, may not hold it",
                 next_step="stop the service, add the drive with the same command, and start it again",
+            )
+
+    def _check_can_withdraw(self) -> None:
+        """Hosts of a target may reach the drive though this service has let in none: only their target can tell."""
+        layout = self._drives.layout
+        if self._exports is None and layout.exported.exists():
+            exported_as = layout.exported.read_text().strip()
+            raise ConfigError(
+                f"{layout.directory} was exported ({exported_as}) and is served without these exports now: whether a "
+                "host still reaches the drive, only their target can say",
+                next_step="serve the pool with these exports, or stop the service and name their configuration: "
+                "mfctl jbof remove --config FILE",
             )
 
     def _wait_until_nobody_uses(self, number: int, end_s: float) -> None:
@@ -230,6 +246,35 @@ class ServedDriveAdmin:
             f"engines still read from drive {number} or may write to it, or it has not answered what it was asked",
             next_step="drain it first, or try again: loads and saves end, and what is silent is cut off or given up",
         )
+
+    def _wait_until_nobody_reaches(self, number: int, end_s: float) -> None:
+        """Who has the drive next may be another tenant: what a host can still ask of it, and what the target is at,
+        must be over (rule 3). Only the target can say so, and a timeout is no answer."""
+        exports = self._exports
+        if exports is None:
+            return
+        with self._mutex:
+            self._drives.withdraw(number, is_so=True)
+        exports.wake()
+        while True:
+            with self._mutex:
+                if self._drives.showing.is_out(number):
+                    return
+            if time.monotonic() >= end_s or self._is_closed:
+                break
+            time.sleep(_BETWEEN_LOOKS_S)
+        reason = exports.waits_for(number) or exports.problem or "it has not answered yet"
+        self._stays(number)
+        raise PoolBusyError(
+            f"the target has not confirmed that no host reaches drive {number} any more: {reason}",
+            next_step="is the target running? Try again when it answers; until then the drive stays the pool's",
+        )
+
+    def _stays(self, number: int) -> None:
+        """It is shown and used again, when what was begun has ended."""
+        with self._mutex:
+            self._drives.withdraw(number, is_so=False)
+            self._drives.is_leaving(number, is_so=False)
 
     def _take_off(self, number: int) -> None:
         """Nobody uses it, and nobody can begin to: it is not offered."""

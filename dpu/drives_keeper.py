@@ -15,11 +15,12 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Final
 
+from meshfusion.dpu.drive_commands import NO_ANSWER
 from meshfusion.dpu.drive_health import ReadHealth, domain_of
 from meshfusion.dpu.drive_look import Sighting, look_at
 from meshfusion.dpu.drive_return import take_back
 from meshfusion.dpu.index import Index
-from meshfusion.dpu.running_drives import NO_ANSWER, RunningDrives, Sought
+from meshfusion.dpu.running_drives import RunningDrives, Sought
 from meshfusion.dpu.store.steps import Step
 from meshfusion.jbof.drives.identity import label_identity
 from meshfusion.jbof.drives.life_words import (
@@ -196,7 +197,7 @@ class DrivesKeeper:
                 self._window_ends_s = now_s + drives.options.window_s
                 for number, told in drives.lives.end_window(now_s).items():
                     drives.heed(number, told)
-            if drives.lives.waits_for_engines and drives.engines_know_all(now_s):
+            if drives.lives.waits_for_engines and drives.reach.is_known_to_all_here(now_s):
                 drives.lives.are_all_known()
             drives.apply()
 

@@ -21,6 +21,7 @@ from meshfusion.dpu.api import types as api
 from meshfusion.dpu.api.tenant import DEFAULT_TENANT
 from meshfusion.dpu.drain import Held
 from meshfusion.dpu.drive_keys import DriveKeys
+from meshfusion.dpu.drive_options import DriveOptions
 from meshfusion.dpu.drive_owners import OpenReservable, open_block_reservable
 from meshfusion.dpu.index_proof import FIRST_LOOK_S
 from meshfusion.dpu.line_limit import LineLimit, quoted
@@ -32,13 +33,13 @@ from meshfusion.dpu.pool_parts import PoolParts, wire
 from meshfusion.dpu.pool_status import list_chunks, status_of
 from meshfusion.dpu.progress import Progress
 from meshfusion.dpu.reserve_parts import in_parts, joined, part_of
-from meshfusion.dpu.running_drives import DriveOptions
 from meshfusion.dpu.segment_map import SegmentMapper, SegmentView
 from meshfusion.dpu.store.checks import refuse_unserved
 from meshfusion.dpu.store.steps import Step
 from meshfusion.dpu.tuning import Tuning
 from meshfusion.jbof.drives.system.luks import CRYPTSETUP, Luks
 from meshfusion.jbof.errors import FormatError, MeshFusionError
+from meshfusion.jbof.pool_addresses import drive_of_namespace
 
 logger = logging.getLogger("meshfusion.pool")
 
@@ -116,10 +117,12 @@ class Pool:
     def attach(self, request: api.AttachRequest, *, deadline_s: float) -> api.Attachment:
         refuse_unserved(request, self._parts.taken.tenants)  # before its incarnation becomes the name of a file
         is_local = request.access is api.Access.LOCAL
-        holder_id, export = self._holders.attach(request, deadline_s=deadline_s)
+        with self._mutex:  # before: what has come since then, the holder is to ask for
+            version, namespaces = self._drives.reach.version, self._drives.namespaces(is_local=is_local)
+        numbers = [drive_of_namespace(namespace.nsid) for namespace in namespaces]
+        holder_id, export = self._holders.attach(request, numbers, deadline_s=deadline_s)
         with self._mutex:
-            self._drives.told(holder_id)
-            version, namespaces = self._drives.version, self._drives.namespaces(is_local=is_local)
+            self._drives.reach.told(holder_id, version, numbers)
         return api.Attachment(
             pool_uuid=self.pool_uuid,
             holder_id=holder_id,
@@ -151,7 +154,8 @@ class Pool:
         try:
             for indices in parts:
                 with self._mutex:
-                    step = self._store.reserve(self._clock(), part_of(request, indices), stored)
+                    drives = self._drives.reach.places_of(request.holder_id)
+                    step = self._store.reserve(self._clock(), part_of(request, indices), stored, drives)
                     self._transactions.submit(step)
                 steps.append(step)
                 time.sleep(0)  # a mutex is not handed on by being released: whoever waits has to run
@@ -176,7 +180,9 @@ class Pool:
     def heartbeat(self, request: api.HeartbeatRequest, *, deadline_s: float) -> api.HeartbeatReply:
         with self._mutex:
             reply = self._store.heartbeat(self._clock(), request)
-            return replace(reply, drives_version=self._drives.version)
+            if request.reached is not None:
+                self._drives.reach.says(request.holder_id, request.reached)
+            return replace(reply, drives_version=self._drives.reach.version)
 
     def drop(self, request: api.DropRequest, *, deadline_s: float) -> bool:
         found = self._index.get_many((request.key,)).get(request.key)

@@ -9,12 +9,12 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 
 from meshfusion.dpu.api import types as api
 from meshfusion.dpu.api.liveness import create_liveness, forget_liveness, take_liveness_away
-from meshfusion.dpu.export.keeper import ExportKeeper
+from meshfusion.dpu.export.keeper import Drives, ExportKeeper
 from meshfusion.dpu.pool_dir import LIVENESS_SUFFIX, PoolLayout
 from meshfusion.dpu.pool_transactions import Transactions
 from meshfusion.dpu.store.store import Store
@@ -29,7 +29,7 @@ UNCONFIRMED = (
 
 
 class PoolHolders:
-    """``mutex``: the pool's. ``exports``: None where data is reached locally only."""
+    """``mutex``: the pool's. ``exports``: None where data is reached locally only; ``drives``: what they show."""
 
     def __init__(
         self,
@@ -37,17 +37,18 @@ class PoolHolders:
         store: Store,
         transactions: Transactions,
         exports: ExportKeeper | None,
+        drives: Drives,
         *,
         mutex: threading.Lock,
         clock: Callable[[], float],
     ) -> None:
         self._layout, self._store, self._transactions, self._exports = layout, store, transactions, exports
-        self._mutex, self._clock = mutex, clock
+        self._drives, self._mutex, self._clock = drives, mutex, clock
 
     def start(self) -> None:
         """Serve hosts of the target, if there is one."""
         if self._exports is not None:
-            self._exports.start(self)
+            self._exports.start(self, self._drives)
         elif self._store.holders.to_serve():
             logger.warning("%s", UNCONFIRMED)
 
@@ -57,19 +58,24 @@ class PoolHolders:
 
     # ---- coming --------------------------------------------------------------------------------------------------
 
-    def attach(self, request: api.AttachRequest, *, deadline_s: float) -> tuple[str, api.Export | None]:
-        """Its id, and how it reaches the data: None for locally. Raises what the store raises,
+    def attach(
+        self, request: api.AttachRequest, numbers: Collection[int] = (), *, deadline_s: float
+    ) -> tuple[str, api.Export | None]:
+        """Its id, and how it reaches the data, these drives: None for locally. Raises what the store raises,
         :class:`UnsupportedError` where nothing is exported, and what the keeper of exports raises."""
         end_s = time.monotonic() + deadline_s
         is_local = request.access is api.Access.LOCAL
         if not is_local:
             self._served_exports().check(deadline_s=deadline_s)
         with self._mutex:
+            is_new = not self._store.holders.knows(request.incarnation)
             self._prepare(request.incarnation, is_local=is_local)
             step = self._store.attach(self._clock(), request)
             self._transactions.submit(step)
         holder_id = self._transactions.wait(step, max(0.0, end_s - time.monotonic()))
-        return holder_id, None if is_local else self._admit(holder_id, max(0.0, end_s - time.monotonic()))
+        if is_local:
+            return holder_id, None
+        return holder_id, self._admit(holder_id, numbers, max(0.0, end_s - time.monotonic()), is_new=is_new)
 
     def _prepare(self, incarnation: str, *, is_local: bool) -> None:
         """The file before the durable listing: a listed holder whose file is missing could never be called gone."""
@@ -81,13 +87,15 @@ class PoolHolders:
         else:
             self._served_exports().prepare(incarnation)
 
-    def _admit(self, holder_id: str, deadline_s: float) -> api.Export:
-        """The holder is listed durably; it learns of its access only when that is there."""
+    def _admit(self, holder_id: str, numbers: Collection[int], deadline_s: float, *, is_new: bool) -> api.Export:
+        """The holder is listed durably; it learns of its access only when that is there. One that asks for drives that
+        have come keeps what it has when the target does not show them in time."""
         try:
-            export = self._served_exports().admit(holder_id, deadline_s=deadline_s)
+            export = self._served_exports().admit(holder_id, numbers, deadline_s=deadline_s)
         except MeshFusionError:
-            with self._mutex:
-                self._condemn(holder_id)
+            if is_new:
+                with self._mutex:
+                    self._condemn(holder_id)
             raise
         with self._mutex:
             self._store.holders.answered(self._clock(), holder_id)

@@ -15,6 +15,7 @@ from meshfusion.dpu.chunk_mover import ChunkMover
 from meshfusion.dpu.drive_admin import ServedDriveAdmin
 from meshfusion.dpu.drive_health import read_health
 from meshfusion.dpu.drive_list import read_drive_list
+from meshfusion.dpu.drive_options import DriveOptions
 from meshfusion.dpu.drives_keeper import DrivesKeeper
 from meshfusion.dpu.index import IndexTotals
 from meshfusion.dpu.pool_holders import PoolHolders
@@ -22,7 +23,7 @@ from meshfusion.dpu.pool_opening import TakenPool
 from meshfusion.dpu.pool_tending import Adoption
 from meshfusion.dpu.pool_ticker import Ticker
 from meshfusion.dpu.pool_transactions import Transactions
-from meshfusion.dpu.running_drives import DriveOptions, RunningDrives
+from meshfusion.dpu.running_drives import RunningDrives
 from meshfusion.dpu.store.effects import NoteBudget
 from meshfusion.dpu.tidier import Tidier
 from meshfusion.jbof.drives.system.luks import CRYPTSETUP, Luks
@@ -109,9 +110,9 @@ def wire(
     _follow_proof(taken, mutex, damaged)
     drives = _running_drives(taken, drive_options, mutex)
     transactions = Transactions(
-        store, index, taken.medium, mutex=mutex, clock=clock, take_moved_away=drives.take_moved_away
+        store, index, taken.medium, mutex=mutex, clock=clock, take_moved_away=drives.commands.take_moved_away
     )
-    holders = PoolHolders(taken.layout, store, transactions, taken.exports, mutex=mutex, clock=clock)
+    holders = PoolHolders(taken.layout, store, transactions, taken.exports, drives, mutex=mutex, clock=clock)
     changes = threading.Lock()
     keeper = DrivesKeeper(
         drives,
@@ -132,7 +133,14 @@ def wire(
         drives=drives,
         drives_keeper=keeper,
         drive_admin=ServedDriveAdmin(
-            drives, index, mutex=mutex, changes=changes, clock=clock, look_again=keeper.wake, luks=luks
+            drives,
+            index,
+            taken.exports,
+            mutex=mutex,
+            changes=changes,
+            clock=clock,
+            look_again=keeper.wake,
+            luks=luks,
         ),
         tidier=Tidier(
             store,

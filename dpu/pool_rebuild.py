@@ -162,8 +162,11 @@ def _note_unindexed(layout: PoolLayout, unindexed: frozenset[int], indexed: froz
         write_drive_list(layout.directory, noted)
 
 
-def refuse_holders(layout: PoolLayout, pool_uuid: uuid.UUID, has_hosts: HasHosts | None) -> None:
-    """Raises when somebody may still write to the pool's drives: see :func:`rebuild_index`."""
+def refuse_holders(
+    layout: PoolLayout, pool_uuid: uuid.UUID, has_hosts: HasHosts | None, *, command: str = "mfctl pool rebuild-index"
+) -> None:
+    """Raises when somebody may still write to the pool's drives: see :func:`rebuild_index`. ``command``: what is being
+    done, to be told with the next step."""
     alive = [
         file.name.removesuffix(LIVENESS_SUFFIX)
         for file in sorted(layout.holders.glob(f"*{LIVENESS_SUFFIX}"))
@@ -180,7 +183,7 @@ def refuse_holders(layout: PoolLayout, pool_uuid: uuid.UUID, has_hosts: HasHosts
     if has_hosts is None:
         raise ConfigError(
             f"{layout.directory} was exported ({exported_as}), and only its target can say whether a host may write",
-            next_step="name the service's configuration: mfctl pool rebuild-index --config FILE",
+            next_step=f"name the service's configuration: {command} --config FILE",
         )
     if has_hosts(pool_uuid, exported_as):
         raise PoolBusyError(

@@ -15,7 +15,7 @@ from meshfusion.dpu.index_scan import scan_in_child
 from meshfusion.dpu.owner_lock import OwnerLock
 from meshfusion.dpu.pool_dir import PoolLayout
 from meshfusion.dpu.pool_drives import find_drives, list_of_one
-from meshfusion.dpu.pool_rebuild import refuse_holders
+from meshfusion.dpu.pool_rebuild import HasHosts, refuse_holders
 from meshfusion.jbof.drives.system.luks import CRYPTSETUP, Luks
 from meshfusion.jbof.errors import ConfigError
 from meshfusion.jbof.pool_addresses import MAX_DRIVE_SEGMENTS, first_segment
@@ -44,12 +44,13 @@ def set_draining(path: Path, number: int, *, is_draining: bool) -> None:
         owner.release()
 
 
-def remove_drive(path: Path, number: int, *, luks: Luks = CRYPTSETUP) -> int:
+def remove_drive(path: Path, number: int, *, has_hosts: HasHosts | None = None, luks: Luks = CRYPTSETUP) -> int:
     """Give the drive up, and with it the chunks on it: how many. It may be away. Its data is left as it is, but for a
     file in the pool's directory, which is deleted, and an encrypted drive, whose key is erased.
 
     Killed in between, it is to be done again; the pool does not open before. Raises PoolBusyError while somebody has
-    the pool or may still write to it, and ConfigError for a drive that it does not have or that is its last.
+    the pool or may still write to it, and ConfigError for a drive that it does not have or that is its last, and when
+    ``has_hosts`` is needed, since the pool was exported: None, it is not known.
     """
     layout = PoolLayout(path.absolute())
     found = find_drives(layout)
@@ -60,7 +61,7 @@ def remove_drive(path: Path, number: int, *, luks: Luks = CRYPTSETUP) -> int:
             raise unknown_drive(layout, listed, number)
         if {drive.number for drive in listed.drives} == {number}:
             raise only_drive(layout)
-        refuse_holders(layout, uuid.UUID(listed.pool_uuid), None)
+        refuse_holders(layout, uuid.UUID(listed.pool_uuid), has_hosts, command="mfctl jbof remove")
         drive = listed.find(number)
         # Before the index: of a drive that is listed, segments that the index does not know would count as never used.
         write_drive_list(layout.directory, listed.without_drive(number))

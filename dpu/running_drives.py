@@ -1,12 +1,13 @@
-"""The drives of a pool that is served: what is open, how each is used, and which engines know which.
+"""The drives of a pool that is served: what is open, how each is used, and what hosts are shown.
 
 Everything here is called under the pool's mutex and does no I/O, but where it is said. Its thread is
-:mod:`meshfusion.dpu.drives_keeper`, what operators ask is in :mod:`meshfusion.dpu.drive_admin`.
+:mod:`meshfusion.dpu.drives_keeper`, what operators ask is in :mod:`meshfusion.dpu.drive_admin`, which engines know
+which drives in :mod:`meshfusion.dpu.drive_reach`, and how the service's own commands do in
+:mod:`meshfusion.dpu.drive_commands`.
 """
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,13 +17,17 @@ from typing import Final
 from meshfusion.dpu.api import types as api
 from meshfusion.dpu.api.drive_types import DriveStatus
 from meshfusion.dpu.budgets import Budgets
-from meshfusion.dpu.drive_answers import AnsweringMedium, HangingDriveError, PoolAnswers
+from meshfusion.dpu.drive_answers import AnsweringMedium, PoolAnswers
+from meshfusion.dpu.drive_commands import OwnCommands
 from meshfusion.dpu.drive_list import ListedDrive
 from meshfusion.dpu.drive_lives import DriveLives, Told
-from meshfusion.dpu.drive_look import fault_of
+from meshfusion.dpu.drive_options import DriveOptions
 from meshfusion.dpu.drive_owners import DriveOwners
 from meshfusion.dpu.drive_problems import DriveProblems
+from meshfusion.dpu.drive_reach import DriveReach
 from meshfusion.dpu.drive_records import DriveRecords
+from meshfusion.dpu.drive_status import status_of
+from meshfusion.dpu.export.drive_showing import DriveShowing, DrivesNow
 from meshfusion.dpu.owner_lock import OwnerLock
 from meshfusion.dpu.pool_dir import PoolLayout
 from meshfusion.dpu.pool_drives import PoolDrive
@@ -31,47 +36,20 @@ from meshfusion.dpu.pool_shelf import OpenDrive, OpenDrives
 from meshfusion.dpu.store.store import Store
 from meshfusion.jbof.drives.health import Health
 from meshfusion.jbof.drives.identity import label_identity
-from meshfusion.jbof.drives.life import LifeLimits
 from meshfusion.jbof.drives.life_words import (
     Checked,
     CheckFailed,
     CommandFailed,
     Event,
     HealthRead,
-    State,
-    Written,
 )
-from meshfusion.jbof.errors import MediaError, MeshFusionError
+from meshfusion.jbof.errors import MeshFusionError
 from meshfusion.jbof.pool_addresses import drive_of_segment, namespace_of
 from meshfusion.jbof.segment_geometry import SegmentGeometry
 from meshfusion.jbof.segments import SegmentRecord, SegmentTable
 from meshfusion.jbof.shelf import DriveWear, Shelf, ShelfDrive
 
-logger = logging.getLogger("meshfusion.drives")
-
-
-NO_ANSWER: Final = "it does not answer"
 MOST_SUSPECTS: Final = 256  # blocks of a drive: while it hangs there are no looks, and engines go on telling
-
-
-@dataclass(frozen=True, slots=True)
-class DriveOptions:
-    """``check_interval_s``: how often each drive is looked at. ``probation_s``: how long one that came back must stay
-    before it is used. ``drain_s``: in so long a drive is emptied. ``window_s``: latencies of so long are compared.
-    ``look_deadline_s``: a look that takes longer is a command that failed. ``answer_deadline_s``: a drive that leaves a
-    write of the service's own unanswered for so long is written to only when it has answered."""
-
-    check_interval_s: float = 5.0
-    probation_s: float = 30.0
-    drain_s: float = 600.0
-    window_s: float = 30.0
-    health_interval_s: float = 60.0
-    look_deadline_s: float = 10.0
-    answer_deadline_s: float = 10.0
-
-    @property
-    def limits(self) -> LifeLimits:
-        return LifeLimits(probation_s=self.probation_s, max_probation_s=max(self.probation_s, 3600.0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +86,11 @@ class RunningDrives:
         self.owners, self.epoch, self.options = owners, epoch, options
         self._budgets = budgets
         self.lives = DriveLives(options.limits, drain_s=options.drain_s)
-        self.version = 0  # of the ways in which drives are reached
+        self.reach = DriveReach(store.holders)
+        self.showing = DriveShowing()
         self.problems = DriveProblems()
-        self.answers = PoolAnswers(options.answer_deadline_s, self._answers_again)
+        self.commands = OwnCommands(self, mutex, clock)
+        self.answers = PoolAnswers(options.answer_deadline_s, self.commands.answers_again)
         self.suspects: dict[int, set[int]] = {}  # blocks that an engine could not read, by drive
         self._mutex = mutex
         self._clock = clock
@@ -118,10 +98,9 @@ class RunningDrives:
         self._paths = {one.drive.number: (one.drive.path, one.drive.label.drive_uuid) for one in opened.drives}
         self._names: dict[int, str] = {}  # of those that are not here
         self._records = DriveRecords()
-        self._reached_since: dict[int, int] = {}  # drive -> the version that it came with
-        self._known: dict[str, int] = {}  # holder -> the version that it was told last
+        self._places: dict[int, Path] = {}  # of those that were here, as a target is told
         self._leaving: set[int] = set()
-        self._moved_away = False
+        self._withdrawn: set[int] = set()  # of these, what is not to be shown to hosts any more
         for one in opened.drives:
             self.lives.begin(
                 one.drive.number,
@@ -141,59 +120,38 @@ class RunningDrives:
                 self.lives.begin(drive.number, identity, is_here=False, is_draining=drive.is_draining)
         for one in opened.drives:
             medium.put(one.drive.number, self.media_of(one.drive, one.file))
-        medium.report_to(self._command_failed, self._command_worked)
+            self._places[one.drive.number] = one.drive.path.resolve()
+        for number in self._paths:
+            self.showing.begin(number, self._places.get(number))
+        medium.report_to(self.commands.failed, self.commands.worked)
 
     # ---- for the pool --------------------------------------------------------------------------------------------
 
     def namespaces(self, *, is_local: bool) -> tuple[api.Namespace, ...]:
-        """Those that can be reached; an engine opens them for itself."""
-        reached = [one for number, one in sorted(self._open.items()) if self.lives.use(number).is_offered]
-        return tuple(_namespace(one.drive, is_local=is_local) for one in reached or self._open.values())
+        """Those that can be reached: on this machine, or through the target."""
+        reached = {
+            number
+            for number in self._open
+            if self.lives.use(number).is_offered and (is_local or self.showing.is_shown(number))
+        }
+        offered = [one for number, one in sorted(self._open.items()) if number in reached]
+        return tuple(_namespace(one.drive, is_local=is_local) for one in offered or self._open.values())
+
+    def known_to(self, holder_id: str, found: Mapping[bytes, api.ChunkRecord]) -> Mapping[bytes, api.ChunkRecord]:
+        """Of what is stored, what lies on drives that the holder reaches, and perhaps on some that are not offered."""
+        offered = frozenset(filter(self.shelf.is_offered, self.shelf.numbers))
+        return self.reach.known_to(holder_id, found, offered)
 
     def files(self) -> dict[int, FileMedium]:
         """Those that are here, by namespace."""
         with self._mutex:
             return {namespace_of(number): one.file for number, one in self._open.items()}
 
-    def told(self, holder_id: str) -> None:
-        """The holder knows :meth:`namespaces` as they are now."""
-        self._known[holder_id] = self.version
-        for gone in [known for known in self._known if not self.store.holders.knows(known)]:
-            del self._known[gone]
-
-    def known_to(self, holder_id: str, found: Mapping[bytes, api.ChunkRecord]) -> Mapping[bytes, api.ChunkRecord]:
-        """Without what lies on drives that the holder has not heard of: to it, that is a miss. A host of a target opens
-        none itself, and is not told."""
-        holder = self.store.holders.get(holder_id)
-        if holder is None or not holder.is_local:
-            return found
-        known = self._known.get(holder_id, self.version)
-        unheard = {number for number, since in self._reached_since.items() if since > known}
-        if not unheard:
-            return found
-        return {
-            key: chunk
-            for key, chunk in found.items()
-            if not any(drive_of_segment(shard.extent.segment) in unheard for shard in chunk.shards)
-        }
-
-    def engines_know_all(self, now_s: float) -> bool:
-        """Those that open drives themselves. One that has fallen silent is not waited for: it is cut off, or it fails
-        to write where it cannot."""
-        holders = [holder for holder in self.store.holders if holder.is_local and holder.current]
-        asked = [holder for holder in holders if self.store.holders.state(holder, now_s) == "live"]
-        return all(self._known.get(holder.record.holder_id, 0) >= self.version for holder in asked)
-
     def suspect(self, extent: api.Extent) -> None:
         """An engine says that what lies there is not what was written, or cannot be read: the next look reads it."""
         number = drive_of_segment(extent.segment)
         if number in self._open and len(self.suspects.get(number, ())) < MOST_SUSPECTS:
             self.suspects.setdefault(number, set()).add(extent.lba)
-
-    def take_moved_away(self) -> bool:
-        """Has a command failed on a drive since the last call, while others take what would have gone there?"""
-        moved, self._moved_away = self._moved_away, False
-        return moved
 
     @property
     def counters(self) -> tuple[tuple[str, int], ...]:
@@ -233,6 +191,7 @@ class RunningDrives:
         """A drive that has just become one of the pool's: it is not here before it was checked."""
         self._paths[number] = (path, uuid)
         self.lives.begin(number, label_identity(uuid), is_here=False)
+        self.apply()
         return Sought(number, path, uuid, None)
 
     def saw(self, now_s: float, number: int, event: Event, problem: str = "") -> Told:
@@ -276,13 +235,30 @@ class RunningDrives:
             self.shelf.stand(number, takes_segments=takes_segments, is_offered=is_offered)
             if was_offered and not is_offered:
                 self.store.drive_is_gone(number)
+            self.showing.stand(number, self._places[number] if self._is_to_be_shown(number) else None)
+        for number in self.lives.numbers - self.shelf.numbers:
+            self.showing.stand(number, None)
 
     def _is_to_be_opened(self, number: int) -> None:
-        """By every engine, anew: it may lie elsewhere now, and those that came meanwhile have never seen it."""
-        self.version += 1
-        self._reached_since[number] = self.version
-        if any(holder.is_local for holder in self.store.holders):
+        self.reach.has_come(number)
+        if self.reach.has_engines_here:
             self.lives.is_to_be_made_known(number)
+
+    # ---- for the keeper of exports -------------------------------------------------------------------------------
+
+    def _is_to_be_shown(self, number: int) -> bool:
+        """To hosts. Of a drive that is leaving, who uses it goes on until it is withdrawn."""
+        return self.lives.use(number).is_offered and number not in self._withdrawn
+
+    def drives_to_show(self) -> DrivesNow:
+        """Not under the mutex, as the next."""
+        with self._mutex:
+            return self.showing.now()
+
+    def drive_is_taken_out(self, number: int) -> None:
+        with self._mutex:
+            if self.showing.taken_out(number) and self.shelf.is_offered(number):
+                self._is_to_be_opened(number)  # hosts that have seen it before do not know it as it is now
 
     def has_health(
         self, now_s: float, number: int, health: Health, endurance_bytes: int, domain: tuple[str, ...]
@@ -292,35 +268,6 @@ class RunningDrives:
         wear = DriveWear(min(health.percentage_used, 255), health.written_bytes, endurance_bytes)
         if number in self.shelf.numbers:
             self.shelf.wear(number, wear, domain)
-
-    def _command_failed(self, number: int, error: MediaError) -> None:
-        """One of ours, on the writer's thread: not under the mutex."""
-        with self._mutex:
-            if number not in self.lives.numbers:
-                return
-            if isinstance(error, HangingDriveError) and not error.is_news:
-                self.apply()  # nothing was asked of it: it has failed once
-            else:
-                problem = NO_ANSWER if isinstance(error, HangingDriveError) else error.message
-                self.saw(self._clock(), number, CommandFailed(fault_of(error)), problem)
-            others = (other for other in self.shelf.numbers if other != number)
-            self._moved_away |= any(self.lives.use(other).takes_segments for other in others)
-
-    def _command_worked(self, number: int) -> None:
-        """One of ours, after one that failed."""
-        with self._mutex:
-            if number in self.lives.numbers:
-                self.saw(self._clock(), number, Written())
-
-    def _answers_again(self, number: int) -> None:
-        """On a thread of its own: not under the mutex."""
-        logger.warning("drive %d answers again", number)
-        with self._mutex:
-            if number not in self.lives.numbers:
-                return
-            if self.lives.news(number).state is State.ONLINE:
-                self.problems.end(number)
-            self.apply()
 
     # ---- drives come, are exchanged, and leave -------------------------------------------------------------------
 
@@ -336,6 +283,7 @@ class RunningDrives:
         former = self._open.get(number)
         self._open[number] = one
         self._paths[number] = (one.drive.path, one.drive.label.drive_uuid)
+        self._places[number] = one.drive.path.resolve()
         if number not in self.shelf.numbers:
             its = [record for record in records if record.segment in one.drive.geometry.segments]
             table = SegmentTable(one.drive.geometry, its)
@@ -366,6 +314,11 @@ class RunningDrives:
         (self._leaving.add if is_so else self._leaving.discard)(number)
         self.apply()
 
+    def withdraw(self, number: int, *, is_so: bool) -> None:
+        """A drive that is leaving, and that nobody uses: hosts lose it. It is out when :attr:`showing` says so."""
+        (self._withdrawn.add if is_so else self._withdrawn.discard)(number)
+        self.apply()
+
     def is_pinned(self, number: int) -> bool:
         return number in self.shelf.numbers and self.shelf.is_pinned(number)
 
@@ -376,38 +329,31 @@ class RunningDrives:
             self.store.drive_has_left(number)
         self.lives.end(number)
         self._leaving.discard(number)
+        self._withdrawn.discard(number)
         del self._paths[number]
         self._unindexed.discard(number)
-        self._reached_since.pop(number, None)
+        self._places.pop(number, None)
+        self.reach.has_left(number)
+        self.showing.end(number)
         self._records.forget(number)
         self.problems.left(number)
         self.answers.left(number)
         self._names.pop(number, None)
         self.suspects.pop(number, None)
-        self.version += 1
         one = self._open.pop(number, None)
         return None if one is None else one.file
 
     def status(self, number: int) -> DriveStatus:
         path, _ = self._paths[number]
-        one, news, health = self._open.get(number), self.lives.news(number), self._records.health(number)
-        return DriveStatus(
-            number=number,
-            state=news.state.value,
-            reasons=news.reasons,
-            path=str(path),
-            serial=one.drive.label.drive_name if one else self._names.get(number, ""),
-            segment_count=one.drive.label.segment_count if one else 0,
-            size_bytes=one.drive.geometry.capacity_bytes if one else 0,
-            percentage_used=health.percentage_used if health else -1,
+        return status_of(
+            number,
+            path,
+            self._open.get(number),
+            self.lives.news(number),
+            self._records,
+            name=self._names.get(number, ""),
             problem=self.problems.of(number),
-            months_left=self._records.months_left(number),
-            written_bytes=health.written_bytes if health else -1,
-            media_errors=health.media_errors if health else -1,
-            spare_percent=health.spare_percent if health else -1,
-            write_budget_left_bytes=self.shelf.budgets_left(self._clock()).get(number, -1),
-            failed_command_count=self._records.fault_count(number),
-            read_latency_s=self._records.read_latency_s(number),
+            budget_left_bytes=self.shelf.budgets_left(self._clock()).get(number, -1),
         )
 
 

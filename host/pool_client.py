@@ -193,6 +193,10 @@ class PoolClient:
         """The leases to keep alive; the answer to a heartbeat may be :class:`LeasesLost`."""
         self._standing.set_leases(lease_ids)
 
+    def set_reached(self, holder_id: str, reached: api.Reached) -> None:
+        """What all workers reach as this incarnation; the service hears of it with the next heartbeat."""
+        self._standing.set_reached(holder_id, reached)
+
     def take_events(self) -> list[Event]:
         events = []
         while not self._events.empty():

@@ -34,6 +34,7 @@ T = TypeVar("T")
 
 ATTACH_DEADLINE_S = 10.0
 HEARTBEAT_DEADLINE_S = 2.0
+_MAY_FAIL = ("match", "drives")
 REATTACH_FIRST_S = 0.2
 REATTACH_MAX_S = 5.0
 
@@ -77,6 +78,7 @@ class PoolStanding:
         self._request: api.AttachRequest | None = None  # with which it was made
         self._liveness: int | None = None
         self._lease_ids: tuple[str, ...] = ()
+        self._reached: tuple[str, api.Reached] | None = None  # as whom
         self._stop = threading.Event()
         self._lost = threading.Event()
         self._thread = threading.Thread(target=self._keep_attached, name="meshfusion-attach", daemon=True)
@@ -117,6 +119,10 @@ class PoolStanding:
         """The leases to keep alive."""
         self._lease_ids = lease_ids
 
+    def set_reached(self, holder_id: str, reached: api.Reached) -> None:
+        """Which drives all workers reach as this incarnation."""
+        self._reached = holder_id, reached
+
     def stop(self) -> None:
         """Attach no more; what is attached stays so."""
         with self._change:
@@ -151,11 +157,12 @@ class PoolStanding:
             # The latter two: the service knows us by another name or not at all, and would refuse all that follows.
             self._lose_attachment(what, holder_id, error)
         except ServiceUnavailableError as error:
-            # A lookup that was merely slow is no reason to let go; a heartbeat that fails is.
-            if what != "match":
+            # A lookup that was merely slow is no reason to let go, nor are drives that the target does not show yet; a
+            # heartbeat that fails is.
+            if what not in _MAY_FAIL:
                 self._lose_attachment(what, holder_id, error)
             else:
-                logger.info("lookup failed: %s", error.message)
+                logger.info("asking for %s failed: %s", what, error.message)
         except MeshFusionError as error:
             logger.warning("%s refused by the chunk service: %s", what, error)
         except Exception:  # a bug in the service, when it lives in this process, must not end our threads
@@ -256,7 +263,9 @@ class PoolStanding:
 
     def _heartbeat(self, attachment: api.Attachment) -> None:
         holder_id = attachment.holder_id
-        request = api.HeartbeatRequest(holder_id, attachment.epoch, self._lease_ids)
+        told = self._reached
+        reached = told[1] if told is not None and told[0] == holder_id else None
+        request = api.HeartbeatRequest(holder_id, attachment.epoch, self._lease_ids, reached)
         reply = self.ask(
             "heartbeat", holder_id, lambda: self._service.heartbeat(request, deadline_s=HEARTBEAT_DEADLINE_S)
         )
@@ -265,9 +274,8 @@ class PoolStanding:
         if reply is not None and reply.is_draining:
             self._service_drains(holder_id)
             return
-        # Behind an export the drives are what its target shows.
-        if reply is not None and attachment.export is None and reply.drives_version != attachment.drives_version:
-            self.ask("attach", holder_id, lambda: self._ask_for_drives(holder_id))
+        if reply is not None and reply.drives_version != attachment.drives_version:
+            self.ask("drives", holder_id, lambda: self._ask_for_drives(holder_id))
 
     def _ask_for_drives(self, holder_id: str) -> None:
         """The pool's drives are reached in another way: how, attaching again as the same incarnation tells. Nothing

@@ -32,6 +32,11 @@ def namespace_of(drive_number: int) -> int:
     return drive_number + 1
 
 
+def drive_of_namespace(namespace: int) -> int:
+    """Which drive is exported under this NSID; of none, a number that no drive has."""
+    return namespace - 1
+
+
 def pool_lba(namespace: int, lba: int) -> int:
     """A block of a namespace as one integer."""
     assert 1 <= namespace <= MAX_DRIVE_NUMBER + 1, namespace

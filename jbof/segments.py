@@ -12,7 +12,7 @@ The first block of a segment is its header's. At its end room is kept for its su
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from itertools import islice, takewhile
 
@@ -176,6 +176,11 @@ class SegmentTable:
         return self._segments[segment].worth
 
     # ---- appending -----------------------------------------------------------------------------------------------
+
+    def within(self, numbers: Collection[int]) -> SegmentTable:
+        """As of a shelf, of which this is the only drive."""
+        assert self.geometry.drive_number in numbers, "a writer that does not reach the only drive"
+        return self
 
     def allocate(self, lba_count: int) -> Allocation | None:
         """Append ``lba_count`` blocks to the current segment, or None when it has no room (or there is none).

@@ -13,7 +13,7 @@ of that may change while the pool is served (:meth:`Shelf.stand`); what is pinne
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -215,30 +215,44 @@ class Shelf:
         return tuple(record for segments in takers for record in segments.settled())
 
     # ---- appending -----------------------------------------------------------------------------------------------
+    # ``within``: only on drives of these numbers (None: on any), for a writer that does not reach all.
 
-    def allocate(self, lba_count: int) -> Allocation | None:
+    def within(self, numbers: Collection[int]) -> ShelfPart:
+        """Only these drives, for a writer that reaches no others."""
+        return ShelfPart(self, numbers)
+
+    def allocate(self, lba_count: int, within: Collection[int] | None = None) -> Allocation | None:
         """Append to the open segment of the drive whose turn it is, or None when it has no room or none is open."""
+        self._turn_to(within)
         number = self._drive_in_turn()
-        found = None if number is None else self._drives[number].segments.allocate(lba_count)
+        if number is None or not _is_in(number, within):
+            return None
+        found = self._drives[number].segments.allocate(lba_count)
         if found is not None:
             self._next_turn()
         return found
 
-    def allocate_elsewhere(self, lba_count: int) -> Allocation | None:
+    def allocate_elsewhere(self, lba_count: int, within: Collection[int] | None = None) -> Allocation | None:
         """Append to any open segment that has room: for when nothing can be opened."""
         for number in self._stripe:
-            found = self._drives[number].segments.allocate(lba_count)
+            found = self._drives[number].segments.allocate(lba_count) if _is_in(number, within) else None
             if found is not None:
                 self._next_turn()
                 return found
         return None
 
-    def can_place(self, now_s: float, lba_counts: Sequence[int], may_reclaim: Callable[[int], bool]) -> bool:
+    def can_place(
+        self,
+        now_s: float,
+        lba_counts: Sequence[int],
+        may_reclaim: Callable[[int], bool],
+        within: Collection[int] | None = None,
+    ) -> bool:
         """Is there room for all of these? An opening for each, on whatever drives, or what the open segments have left;
         what takes some of both is not looked for."""
         openable = 0
         for drive in self._drives.values():
-            if drive.takes_segments:
+            if drive.takes_segments and _is_in(drive.number, within):
                 wanted = len(lba_counts) - openable
                 affordable = drive.budget_left_bytes(now_s) // self.geometry.segment_bytes
                 openable += drive.segments.openable_count(may_reclaim, min(wanted, affordable))
@@ -246,26 +260,34 @@ class Shelf:
                 return True
         left = list(lba_counts)
         for number in self._stripe:
-            left = left[self._drives[number].segments.fitting_count(left) :]
+            if _is_in(number, within):
+                left = left[self._drives[number].segments.fitting_count(left) :]
         return not left
 
-    def open_next(self, now_s: float, may_reclaim: Callable[[int], bool]) -> SegmentRecord | None:
+    def open_next(
+        self, now_s: float, may_reclaim: Callable[[int], bool], within: Collection[int] | None = None
+    ) -> SegmentRecord | None:
         """Open a segment for the place in the stripe whose turn it is: see
         :meth:`~meshfusion.jbof.segments.SegmentTable.open_next`. What was open there is sealed, on whatever drive."""
-        return self._open_at(self._place, now_s, may_reclaim)
+        self._turn_to(within)
+        return self._open_at(self._place, now_s, may_reclaim, within)
 
-    def open_elsewhere(self, now_s: float, may_reclaim: Callable[[int], bool]) -> SegmentRecord | None:
+    def open_elsewhere(
+        self, now_s: float, may_reclaim: Callable[[int], bool], within: Collection[int] | None = None
+    ) -> SegmentRecord | None:
         """The same for any other place, whose turn it then is: for when nothing has room. What could be opened may lie
         on the drive of another place alone."""
         for place in range(len(self._stripe)):
-            record = self._open_at(place, now_s, may_reclaim)
+            record = self._open_at(place, now_s, may_reclaim, within)
             if record is not None:
                 return record
         return None
 
-    def _open_at(self, place: int, now_s: float, may_reclaim: Callable[[int], bool]) -> SegmentRecord | None:
+    def _open_at(
+        self, place: int, now_s: float, may_reclaim: Callable[[int], bool], within: Collection[int] | None
+    ) -> SegmentRecord | None:
         before = self._stripe[place] if place < len(self._stripe) else None
-        choice = self._choose(now_s, before, may_reclaim)
+        choice = self._choose(now_s, before, may_reclaim, within)
         if choice is None:
             return None
         number = int(choice.drive_id)
@@ -375,13 +397,33 @@ class Shelf:
         """None: its place is not taken yet."""
         return self._stripe[self._place] if self._place < len(self._stripe) else None
 
-    def _choose(self, now_s: float, before: int | None, may_reclaim: Callable[[int], bool]) -> Choice | None:
+    def _turn_to(self, within: Collection[int] | None) -> None:
+        """The next place of one of these drives gets its turn: that of another is not sealed for a writer that does not
+        reach it. Where there is none, a place that is not taken yet."""
+        number = self._drive_in_turn()
+        if within is None or _is_in(number, within):
+            return
+        if number is None and any(
+            taker.number in within and taker.number not in self._stripe for taker in self._takers()
+        ):
+            return
+        places = [(self._place + step) % len(self._stripe) for step in range(len(self._stripe))]
+        found = next((place for place in places if self._stripe[place] in within), None)
+        if found is not None:
+            self._place = found
+        elif len(self._stripe) < self._width():
+            self._place = len(self._stripe)
+
+    def _choose(
+        self, now_s: float, before: int | None, may_reclaim: Callable[[int], bool], within: Collection[int] | None
+    ) -> Choice | None:
         """The drive of the next segment, apart from those of the stripe's other places; one that is passed over only
         where no other can take it."""
         others = [number for number in self._stripe if number != before]
         neighbours = [state_of(self._drives[number], now_s, never, is_open=True) for number in others]
-        for candidates in (self._takers(), [drive for drive in self._drives.values() if drive.takes_segments]):
-            free = [state_of(drive, now_s, may_reclaim) for drive in candidates if drive.number not in others]
+        for takers in (self._takers(), [drive for drive in self._drives.values() if drive.takes_segments]):
+            candidates = [drive for drive in takers if drive.number not in others and _is_in(drive.number, within)]
+            free = [state_of(drive, now_s, may_reclaim) for drive in candidates]
             found = choose_drive(
                 [*free, *neighbours],
                 target_shares([*free, *neighbours]),
@@ -394,10 +436,46 @@ class Shelf:
         return None
 
 
+class ShelfPart:
+    """Some of a shelf's drives: what is placed through it lies on them alone."""
+
+    def __init__(self, shelf: Shelf, numbers: Collection[int]) -> None:
+        self._shelf = shelf
+        self._numbers = frozenset(numbers)
+
+    def can_place(self, now_s: float, lba_counts: Sequence[int], may_reclaim: Callable[[int], bool]) -> bool:
+        return self._shelf.can_place(now_s, lba_counts, may_reclaim, self._numbers)
+
+    def allocate(self, lba_count: int) -> Allocation | None:
+        return self._shelf.allocate(lba_count, self._numbers)
+
+    def allocate_elsewhere(self, lba_count: int) -> Allocation | None:
+        return self._shelf.allocate_elsewhere(lba_count, self._numbers)
+
+    def open_next(self, now_s: float, may_reclaim: Callable[[int], bool]) -> SegmentRecord | None:
+        return self._shelf.open_next(now_s, may_reclaim, self._numbers)
+
+    def open_elsewhere(self, now_s: float, may_reclaim: Callable[[int], bool]) -> SegmentRecord | None:
+        return self._shelf.open_elsewhere(now_s, may_reclaim, self._numbers)
+
+
+def _is_in(number: int | None, within: Collection[int] | None) -> bool:
+    return within is None or number in within
+
+
 def stripe_width(writable_drives: int) -> int:
     """On how many of the drives that take segments one is open: two of three, so that wear can be steered by which.
     Of two drives both: they are written alike, and what is read comes from both."""
     return writable_drives if writable_drives <= 2 else writable_drives - writable_drives // 3
 
 
-__all__ = ["PASSED_OVER_OPENINGS", "UNKNOWN_WEAR", "DriveWear", "Shelf", "ShelfDrive", "ShelfGeometry", "stripe_width"]
+__all__ = [
+    "PASSED_OVER_OPENINGS",
+    "UNKNOWN_WEAR",
+    "DriveWear",
+    "Shelf",
+    "ShelfDrive",
+    "ShelfGeometry",
+    "ShelfPart",
+    "stripe_width",
+]

@@ -258,7 +258,15 @@ def ids_from_pb(field: str, values: Iterable[str]) -> tuple[str, ...]:
 
 
 def heartbeat_request_to_pb(r: t.HeartbeatRequest) -> pb.HeartbeatRequest:
-    return pb.HeartbeatRequest(holder_id=r.holder_id, epoch=r.epoch, lease_ids=r.lease_ids)
+    reached = r.reached
+    return pb.HeartbeatRequest(
+        holder_id=r.holder_id,
+        epoch=r.epoch,
+        lease_ids=r.lease_ids,
+        reached=None
+        if reached is None
+        else pb.Reached(drives_version=reached.drives_version, namespaces=reached.namespaces),
+    )
 
 
 def heartbeat_request_from_pb(m: pb.HeartbeatRequest) -> t.HeartbeatRequest:
@@ -266,7 +274,14 @@ def heartbeat_request_from_pb(m: pb.HeartbeatRequest) -> t.HeartbeatRequest:
         holder_id=check_id("holder_id", m.holder_id),
         epoch=check_int("epoch", m.epoch),
         lease_ids=ids_from_pb("lease_ids", m.lease_ids),
+        reached=_reached_from_pb(m.reached) if m.HasField("reached") else None,
     )
+
+
+def _reached_from_pb(m: pb.Reached) -> t.Reached:
+    check_count("reached.namespaces", m.namespaces, MAX_NAMESPACES)
+    namespaces = tuple(check_int("reached.namespaces", nsid, 1, MAX_UINT32) for nsid in m.namespaces)
+    return t.Reached(check_int("reached.drives_version", m.drives_version), namespaces)
 
 
 def heartbeat_reply_to_pb(r: t.HeartbeatReply) -> pb.HeartbeatReply:

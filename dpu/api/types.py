@@ -141,7 +141,8 @@ class Attachment:
 
     ``liveness_path``: with local access, hold a shared flock on it to write; empty with ``export``.
     ``drives_version``: of ``namespaces``: when a heartbeat is answered with another one, attaching again as the same
-    incarnation tells how to reach the drives from then on.
+    incarnation tells how to reach the drives from then on. Of ``export`` that holder gets places, and is told of
+    chunks, on the drives alone that it says it has :class:`Reached`; until it says so first, on ``namespaces``.
     """
 
     pool_uuid: str
@@ -279,10 +280,22 @@ class AbortRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class Reached:
+    """The namespaces that all workers of a holder have opened and proven, of those named with ``drives_version``."""
+
+    drives_version: int
+    namespaces: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class HeartbeatRequest:
+    """``reached``: None from a holder that does not say it: one of an earlier version, or one that has not opened
+    anything yet."""
+
     holder_id: str
     epoch: int
     lease_ids: tuple[str, ...]
+    reached: Reached | None = None
 
 
 @dataclass(frozen=True, slots=True)

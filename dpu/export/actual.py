@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from meshfusion.dpu.export.desired import Listener, Namespace
 
@@ -21,7 +21,8 @@ class ActualSubsystem:
 
     ``foreign``: what it has that no :class:`~meshfusion.dpu.export.desired.Subsystem` could describe (a listener of
     another transport, say); such a subsystem is made anew. ``pending``: why it cannot be touched now, or empty.
-    ``unread``: why its connections are not known, or empty; only of one that is not managed.
+    ``unread``: why its connections are not known, or empty; only of one that is not managed. ``backings``: what lies
+    behind any of its namespaces, those that are foreign or not enabled among them.
     """
 
     nqn: str
@@ -34,6 +35,7 @@ class ActualSubsystem:
     foreign: str = ""
     pending: str = ""
     unread: str = ""
+    backings: frozenset[str] = field(default=frozenset(), compare=False)
 
     @property
     def host_nqns(self) -> frozenset[str]:

@@ -10,7 +10,7 @@ import ipaddress
 import re
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 from typing import Literal
@@ -40,12 +40,15 @@ class AnaState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Namespace:
-    """``backing``: an SPDK bdev's name, or a block device's path. ``nguid``: 32 lower-case hexadecimal digits."""
+    """``backing``: an SPDK bdev's name, or a block device's path. ``nguid``: 32 lower-case hexadecimal digits.
+    ``file``: of which the bdev is to be made where there is none of that name; empty: it is somebody else's affair.
+    Targets do not report it, so that it does not count when namespaces are compared."""
 
     nsid: int
     uuid: UUID
     nguid: str
     backing: str
+    file: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
         if not 1 <= self.nsid <= MAX_NAMESPACES:
@@ -158,6 +161,11 @@ class Export:
                 owner = owners.setdefault(thing, subsystem.tenant)
                 if owner != subsystem.tenant:
                     raise _refusal(f"{thing[0]} {thing[1]} would belong to tenants {owner} and {subsystem.tenant}")
+
+    @property
+    def namespaces(self) -> frozenset[Namespace]:
+        """All that are to be shown, to whomever."""
+        return frozenset(namespace for subsystem in self.subsystems for namespace in subsystem.namespaces)
 
     def manages(self, nqn: str) -> bool:
         return nqn.startswith(self.nqn_prefix + ":")

@@ -6,6 +6,7 @@ confirmation has made the fence durable before: a target that restarts has lost 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from meshfusion.dpu.export.actual import Actual
@@ -24,6 +25,25 @@ class NotYet:
 
 
 Fence = Confirmed | NotYet
+
+
+def withdrawal(actual: Actual, nsid: int, backing: str, is_ours: Callable[[str], bool]) -> Fence:
+    """What a target's report, read after the namespace was removed, says of its drive: does anybody reach it yet?
+
+    ``backing``: as the target knows it; empty where that is not known. ``is_ours``: of which subsystems, by their NQNs,
+    the NSIDs are the pool's. A subsystem of somebody else that shows the drive counts as well. That a namespace is gone
+    means that nothing is in flight there: SPDK pauses it before it removes it, until its requests are done
+    (lib/nvmf/nvmf.c, nvmf_poll_group_pause_subsystem), and nvmet disables it, which waits for them.
+    """
+    for subsystem in actual:
+        for namespace in subsystem.namespaces:
+            if backing == namespace.backing or (is_ours(subsystem.nqn) and namespace.nsid == nsid):
+                return NotYet(f"{subsystem.nqn} still shows it as namespace {namespace.nsid}")
+        if backing in subsystem.backings:
+            return NotYet(f"{subsystem.nqn} still has it behind a namespace")
+        if is_ours(subsystem.nqn) and (subsystem.pending or subsystem.foreign):
+            return NotYet(f"{subsystem.nqn}: {subsystem.pending or subsystem.foreign}")
+    return Confirmed()
 
 
 def verdict(actual: Actual, host_nqn: str, subsystem_nqn: str = "") -> Fence:

@@ -9,17 +9,20 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
 from typing import Protocol
 
 from meshfusion.dpu.api.types import Export as Reach
 from meshfusion.dpu.export.actual import Actual
 from meshfusion.dpu.export.desired import Export
+from meshfusion.dpu.export.drive_showing import DrivesNow
 from meshfusion.dpu.export.errors import ExportError
 from meshfusion.dpu.export.fence import Confirmed, Fence, NotYet
-from meshfusion.dpu.export.plan import ExportPlan
+from meshfusion.dpu.export.plan import ExportPlan, check_bdevs
 from meshfusion.dpu.export.reconcile import Report
 from meshfusion.jbof.errors import MeshFusionError, ServiceUnavailableError
+from meshfusion.jbof.pool_addresses import namespace_of
 
 logger = logging.getLogger("meshfusion.exports")
 
@@ -39,6 +42,8 @@ class FencingTarget(Protocol):
 
     def fence(self, host_nqn: str) -> Fence: ...
 
+    def withdraw(self, nsid: int, backing: str) -> Fence: ...
+
 
 class Holders(Protocol):
     """The pool's side. Called on the keeper's thread."""
@@ -52,6 +57,25 @@ class Holders(Protocol):
         ...
 
 
+class Drives(Protocol):
+    """The pool's drives. Called on the keeper's thread."""
+
+    def drives_to_show(self) -> DrivesNow: ...
+
+    def drive_is_taken_out(self, number: int) -> None:
+        """The target confirmed it, of one that was outgoing: nobody reaches it, and nothing is in flight there."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """How things stand after one: who can connect, to which drives, and what is wrong."""
+
+    served: frozenset[str]
+    shown: frozenset[int]
+    problem: str
+
+
 class ExportKeeper:
     """Owns ``target``, which it uses on one thread of its own, from :meth:`start` to :meth:`close`."""
 
@@ -62,16 +86,17 @@ class ExportKeeper:
         self._change = threading.Condition()
         self._rounds_wanted = 0
         self._rounds_done = 0
-        self._served: frozenset[str] = frozenset()
-        self._problem = "the target was not asked yet"
+        self._last = Round(frozenset(), frozenset(), "the target was not asked yet")
+        self._outgoing: dict[int, str] = {}  # drives that are not confirmed to be out, and why
         self._cut_off_since_s: dict[str, float] = {}  # when it began, or was last told of
         self._is_closing = False
         self._thread: threading.Thread | None = None
 
-    def start(self, holders: Holders) -> None:
-        """Serve these, and cut them off."""
+    def start(self, holders: Holders, drives: Drives) -> None:
+        """Show these drives to those who are to be served, and to nobody else."""
         assert self._thread is None, "started twice"
-        self._thread = threading.Thread(target=self._loop, args=(holders,), name="meshfusion-export", daemon=True)
+        arguments = (holders, drives)
+        self._thread = threading.Thread(target=self._loop, args=arguments, name="meshfusion-export", daemon=True)
         self._thread.start()
 
     @property
@@ -82,10 +107,18 @@ class ExportKeeper:
     @property
     def problem(self) -> str:
         """Why the target is not as it should be; empty when it is."""
-        return self._problem
+        return self._last.problem
+
+    def waits_for(self, number: int) -> str:
+        """Why the target has not confirmed that nobody reaches the drive; empty: it has, or was not asked."""
+        return self._outgoing.get(number, "")
+
+    def check_can_show(self, number: int) -> None:
+        """Raises ConfigError for a drive that this configuration could not export."""
+        check_bdevs(self._plan, [number])
 
     def wake(self) -> None:
-        """Somebody came, or must go."""
+        """Somebody or a drive came, or must go."""
         with self._change:
             self._rounds_wanted += 1
             self._change.notify_all()
@@ -93,7 +126,7 @@ class ExportKeeper:
     def check(self, *, deadline_s: float) -> None:
         """Asked before a host is listed for :meth:`admit`: nobody can be admitted while the target is not as it should
         be, and hosts ask again and again, each time as another one that must then be cut off. Raises as that does."""
-        if not self._is_true_in_time(lambda: not self._problem, deadline_s):
+        if not self._is_true_in_time(lambda: not self._last.problem, deadline_s):
             raise self._refusal()
 
     def prepare(self, incarnation: str) -> None:
@@ -111,12 +144,17 @@ class ExportKeeper:
         if self._plan.keys is not None:
             self._plan.keys.forget_all_but(incarnations)
 
-    def admit(self, incarnation: str, *, deadline_s: float) -> Reach:
-        """Returns when the incarnation, which the pool wants served, can connect.
+    def admit(self, incarnation: str, numbers: Collection[int] = (), *, deadline_s: float) -> Reach:
+        """Returns when the incarnation, which the pool wants served, can connect, and reaches these drives, which the
+        pool wants shown.
 
         Raises :class:`~meshfusion.jbof.errors.ServiceUnavailableError` with the target's reason.
         """
-        if not self._is_true_in_time(lambda: incarnation in self._served, deadline_s):
+
+        def is_admitted() -> bool:
+            return incarnation in self._last.served and self._last.shown.issuperset(numbers)
+
+        if not self._is_true_in_time(is_admitted, deadline_s):
             raise self._refusal()
         return self._plan.reach(incarnation)
 
@@ -138,7 +176,7 @@ class ExportKeeper:
 
     def _refusal(self) -> ServiceUnavailableError:
         return ServiceUnavailableError(
-            f"the data is not exported to this host: {self._problem or 'the target has not answered yet'}",
+            f"the data is not exported to this host: {self.problem or 'the target has not answered yet'}",
             next_step="see the service's log and `mfctl pool status`; is the target running?",
         )
 
@@ -155,15 +193,15 @@ class ExportKeeper:
 
     # ---- on the thread -------------------------------------------------------------------------------------------
 
-    def _loop(self, holders: Holders) -> None:
+    def _loop(self, holders: Holders, drives: Drives) -> None:
         while True:
             with self._change:
                 if self._is_closing:
                     return
                 wanted = self._rounds_wanted
-            served, problem = self._round(holders)
+            last = self._round(holders, drives)
             with self._change:
-                self._served, self._problem = served, problem
+                self._last = last
                 self._rounds_done += 1
                 self._change.notify_all()
                 self._wait_for_change(wanted)
@@ -171,35 +209,52 @@ class ExportKeeper:
     def _wait_for_change(self, rounds_wanted: int) -> None:
         self._change.wait_for(lambda: self._is_closing or self._rounds_wanted > rounds_wanted, self._period_s)
 
-    def _round(self, holders: Holders) -> tuple[frozenset[str], str]:
-        """Who is served now, and what is wrong. Never raises: the next round tries again."""
+    def _round(self, holders: Holders, drives: Drives) -> Round:
+        """Never raises: the next one tries again."""
         try:
-            return self._make_so(holders)
+            return self._make_so(holders, drives)
         except MeshFusionError as error:
             problem = error.message
         except Exception as error:  # a bug must not end the thread that fences
             logger.exception("keeping exports failed")
             problem = repr(error)
         self._tell(problem)
-        return frozenset(), problem
+        return Round(frozenset(), frozenset(), problem)
 
-    def _make_so(self, holders: Holders) -> tuple[frozenset[str], str]:
-        wanted = holders.holders_to_serve()
-        desired = self._plan.export(wanted)
+    def _make_so(self, holders: Holders, drives: Drives) -> Round:
+        now, wanted = drives.drives_to_show(), holders.holders_to_serve()
+        plan = self._plan.showing(now.shown)
+        desired = plan.export(wanted)
         report = self._target.desire(desired)
         problem = "; ".join(report.reasons)
         for incarnation in holders.holders_to_cut_off():
             if self._is_closing:
                 break
             self._cut_off(incarnation, report.unreachable, holders)
+        self._take_out(now, report.unreachable, drives)
         self._tell(problem)
         if report.unreachable is not None:
-            return frozenset(), problem
+            return Round(frozenset(), frozenset(), problem)
         try:
             actual = self._target.read(desired)
         except ExportError as error:
-            return frozenset(), error.message
-        return frozenset(i for i in wanted if self._plan.is_served(actual, i)), problem
+            return Round(frozenset(), frozenset(), error.message)
+        served = frozenset(incarnation for incarnation in wanted if plan.is_served(actual, incarnation))
+        return Round(served, frozenset(plan.backings), problem)
+
+    def _take_out(self, now: DrivesNow, unreachable: ExportError | None, drives: Drives) -> None:
+        """What was not desired in this round, and so is on its way out of the target, may be confirmed to be."""
+        waits: dict[int, str] = {}
+        for number, place in now.outgoing.items():
+            verdict: Fence = NotYet(unreachable.message if unreachable else "the service is ending")
+            if unreachable is None and not self._is_closing:
+                verdict = self._target.withdraw(namespace_of(number), self._plan.backing_of(number, place))
+            if isinstance(verdict, NotYet):
+                waits[number] = verdict.reason
+                continue
+            logger.info("drive %d is shown to nobody: nothing is in flight there", number)
+            drives.drive_is_taken_out(number)
+        self._outgoing = waits
 
     def _cut_off(self, incarnation: str, unreachable: ExportError | None, holders: Holders) -> None:
         """``unreachable``: why there is no use in asking the target, which may take long not to answer."""
@@ -217,7 +272,7 @@ class ExportKeeper:
 
     def _tell(self, problem: str) -> None:
         """Once, not at every round."""
-        if problem and problem != self._problem:
+        if problem and problem != self.problem:
             logger.warning("exports are not as they should be: %s", problem)
-        elif self._problem and not problem:
+        elif self.problem and not problem:
             logger.info("exports are as they should be")

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 from meshfusion.dpu.config_exports import ExportsConfig, SpdkConfig, parse_portal
-from meshfusion.dpu.export.desired import Export, Listener
-from meshfusion.dpu.export.errors import StepRefusedError
+from meshfusion.dpu.export.desired import Export, Listener, Namespace
 from meshfusion.dpu.export.keeper import ExportKeeper, FencingTarget
 from meshfusion.dpu.export.keys import HostKeys
-from meshfusion.dpu.export.plan import ExportPlan, TargetKind, nqn_prefix_of
+from meshfusion.dpu.export.plan import ExportPlan, TargetKind, check_bdevs, nqn_prefix_of
+from meshfusion.dpu.export.spdk.bdevs import drop_bdev, keep_bdev, make_bdev
 from meshfusion.dpu.export.spdk.client import SpdkRpc
-from meshfusion.dpu.export.spdk.rate_limits import RateLimits, keep_limits
+from meshfusion.dpu.export.spdk.rate_limits import RateLimits
 from meshfusion.dpu.pool_dir import PoolLayout
 from meshfusion.dpu.pool_drives import find_drives
 from meshfusion.jbof.errors import ConfigError
-from meshfusion.jbof.format import LBA_BYTES
-
-_EXISTS = -17  # bdev_aio_create answers with the negative errno: EEXIST
 
 
 def keeper_of(
@@ -32,8 +27,8 @@ def keeper_of(
     Raises :class:`~meshfusion.dpu.export.errors.TargetUnreachableError` where this kernel has no nvmet, and
     :class:`~meshfusion.jbof.errors.ConfigError` for what cannot be exported. An SPDK that is not there may come later.
     """
-    drives = {drive.number: drive.path.resolve() for drive in find_drives(layout).here}
-    plan, target = _plan_and_target(config, pool_uuid, layout, drives, limits)
+    plan, target = _plan_and_target(config, pool_uuid, layout, limits)
+    check_bdevs(plan, [drive.number for drive in find_drives(layout).here])
     return ExportKeeper(target, plan)
 
 
@@ -41,43 +36,25 @@ def _plan_and_target(
     config: ExportsConfig,
     pool_uuid: uuid.UUID,
     layout: PoolLayout,
-    drives: Mapping[int, Path],
     limits: RateLimits | None = None,
 ) -> tuple[ExportPlan, FencingTarget]:
-    """``drives``: where they are, by their numbers."""
+    """Which drives are shown, the pool says from round to round."""
     spdk = config.spdk
-    backings = {number: str(path) for number, path in drives.items()}
-    if spdk is not None:
-        backings = bdevs_of(spdk, pool_uuid, drives)
     plan = ExportPlan(
         kind=TargetKind(config.target),
         nqn_prefix=nqn_prefix_of(pool_uuid, config.nqn_prefix),
         pool_uuid=pool_uuid,
-        backings=backings,
+        backings={},
         listeners=frozenset(Listener(parse_portal(portal)) for portal in config.portals),
         socket="" if spdk is None else str(spdk.socket),
         keys=HostKeys(layout.holders) if config.authenticate else None,
+        named_bdevs={} if spdk is None else spdk.named_bdevs,
     )
     nothing = plan.export(())
     if spdk is None:
         return plan, _nvmet(nothing)
-    files = {} if spdk.named_bdevs else {backings[number]: str(path) for number, path in drives.items()}
-    attach = partial(attach_drives, files, tuple(backings.values()), limits)
-    return plan, _spdk(config, spdk, nothing, attach)
-
-
-def bdevs_of(spdk: SpdkConfig, pool_uuid: uuid.UUID, drives: Collection[int]) -> dict[int, str]:
-    """The bdev of each of these drives. Raises :class:`~meshfusion.jbof.errors.ConfigError` when bdevs are named, and
-    not that of each."""
-    named = spdk.named_bdevs
-    if not named:
-        return {number: f"mf-{pool_uuid}{f'-{number}' if number else ''}" for number in drives}
-    if missing := sorted(set(drives) - named.keys()):
-        raise ConfigError(
-            f"the configuration names no bdev for drive {', '.join(map(str, missing))} of the pool",
-            next_step="name a bdev for each drive's number: exports.spdk.bdevs; or none, for aio bdevs of the drives",
-        )
-    return {number: named[number] for number in drives}
+    make = partial(make_bdev, limits)
+    return plan, _spdk(config, spdk, nothing, make, keep_bdev if spdk.named_bdevs else drop_bdev)
 
 
 def has_hosts(config: ExportsConfig, pool_uuid: uuid.UUID, exported_as: str, layout: PoolLayout) -> bool:
@@ -86,7 +63,7 @@ def has_hosts(config: ExportsConfig, pool_uuid: uuid.UUID, exported_as: str, lay
     Raises :class:`~meshfusion.jbof.errors.ConfigError` when ``exported_as`` is not what ``config`` says, and what
     :func:`keeper_of` and asking the target raise.
     """
-    plan, target = _plan_and_target(config, pool_uuid, layout, {})
+    plan, target = _plan_and_target(config, pool_uuid, layout)
     if plan.name != exported_as:
         raise ConfigError(
             f"the pool was exported as {exported_as}; this configuration means {plan.name}",
@@ -121,8 +98,14 @@ def _nvmet(desired: Export) -> FencingTarget:
     return NvmetTarget(KernelConfigFs(), desired)
 
 
-def _spdk(config: ExportsConfig, spdk: SpdkConfig, desired: Export, attach: Callable[[SpdkRpc], None]) -> FencingTarget:
-    """``attach``: see :class:`~meshfusion.dpu.export.spdk.target.SpdkSettings`."""
+def _spdk(
+    config: ExportsConfig,
+    spdk: SpdkConfig,
+    desired: Export,
+    make: Callable[[SpdkRpc, Namespace], None],
+    drop: Callable[[SpdkRpc, str], None],
+) -> FencingTarget:
+    """``make``, ``drop``: see :class:`~meshfusion.dpu.export.spdk.target.SpdkSettings`."""
     from meshfusion.dpu.export.spdk.client import SpdkClient
     from meshfusion.dpu.export.spdk.sizing import Machine, size
     from meshfusion.dpu.export.spdk.target import SpdkSettings, SpdkTarget
@@ -131,23 +114,7 @@ def _spdk(config: ExportsConfig, spdk: SpdkConfig, desired: Export, attach: Call
     settings = SpdkSettings(
         sizing=size(machine),
         transports=frozenset(parse_portal(portal).transport for portal in config.portals),
-        attach=attach,
+        make=make,
+        drop=drop,
     )
     return SpdkTarget(SpdkClient(spdk.socket), settings, desired)
-
-
-def attach_drives(files: Mapping[str, str], bdevs: Collection[str], limits: RateLimits | None, rpc: SpdkRpc) -> None:
-    """``files``: of which aio bdevs are to be made, by their names. ``bdevs``: all that are exported. Idempotent."""
-    attach_files(files, rpc)
-    if limits is not None:
-        keep_limits(rpc, bdevs, limits)
-
-
-def attach_files(files: Mapping[str, str], rpc: Any) -> None:
-    """Make an aio bdev of each file. Idempotent. ``fallocate``: so that deallocating reaches the file."""
-    for bdev, file in files.items():
-        try:
-            rpc.call("bdev_aio_create", 20.0, name=bdev, filename=file, block_size=LBA_BYTES, fallocate=True)
-        except StepRefusedError as error:
-            if error.code != _EXISTS:
-                raise

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import Enum
+from pathlib import Path
 
 from meshfusion.dpu.api.types import Export as Reach
 from meshfusion.dpu.api.types import Portal
@@ -13,6 +14,7 @@ from meshfusion.dpu.export.actual import Actual
 from meshfusion.dpu.export.desired import Export, Host, Listener, Namespace, Subsystem
 from meshfusion.dpu.export.keys import HostKeys
 from meshfusion.dpu.export.layout import Tenant, one_subsystem_per_host, one_subsystem_per_tenant
+from meshfusion.jbof.errors import ConfigError
 from meshfusion.jbof.nvme.auth_keys import format_secret
 from meshfusion.jbof.pool_addresses import namespace_of
 
@@ -30,8 +32,9 @@ class ExportPlan:
     """A pool's drives as namespaces of a target, for the incarnations that may reach them.
 
     ``backings``: by the drives' numbers, a block device or file each for nvmet, a bdev for SPDK; a drive that is not
-    here has none. ``socket``: of the SPDK that is meant.
-    ``keys``: with which hosts authenticate themselves; None: they need not.
+    shown has none. ``socket``: of the SPDK that is meant.
+    ``keys``: with which hosts authenticate themselves; None: they need not. ``named_bdevs``: of an SPDK that has them
+    by itself, by the drives' numbers; none: they are made, of ``files``.
     """
 
     kind: TargetKind
@@ -41,6 +44,21 @@ class ExportPlan:
     listeners: frozenset[Listener]
     socket: str = ""
     keys: HostKeys | None = None
+    named_bdevs: Mapping[int, str] = field(default_factory=dict)
+    files: Mapping[int, str] = field(default_factory=dict)
+
+    def showing(self, drives: Mapping[int, Path]) -> ExportPlan:
+        """The same for these drives: where they are, by their numbers. One without a bdev is left out, where bdevs are
+        named."""
+        backings = {number: self.backing_of(number, path) for number, path in drives.items()}
+        files = {} if self.kind is TargetKind.NVMET or self.named_bdevs else {n: str(p) for n, p in drives.items()}
+        return replace(self, backings={n: backing for n, backing in backings.items() if backing}, files=files)
+
+    def backing_of(self, number: int, path: Path | None) -> str:
+        """Of a drive that is, or was, at ``path``; empty: it is not known, or there is none."""
+        if self.kind is TargetKind.NVMET:
+            return str(path or "")
+        return self.named_bdevs.get(number, "") if self.named_bdevs else bdev_of(self.pool_uuid, number)
 
     @property
     def name(self) -> str:
@@ -82,7 +100,7 @@ class ExportPlan:
     def _namespace(self, number: int, backing: str) -> Namespace:
         """The first drive's has the pool's UUID, as that of a pool of one drive; the others' follow from it."""
         identity = self.pool_uuid if number == 0 else uuid.uuid5(self.pool_uuid, f"drive {number}")
-        return Namespace(namespace_of(number), identity, identity.hex, backing)
+        return Namespace(namespace_of(number), identity, identity.hex, backing, self.files.get(number, ""))
 
     def _host(self, incarnation: str) -> Host:
         return Host(self.host_nqn(incarnation), self.keys.path(incarnation) if self.keys is not None else None)
@@ -90,6 +108,21 @@ class ExportPlan:
     def _subsystem(self, incarnation: str) -> Subsystem:
         (subsystem,) = self.export([incarnation]).subsystems
         return subsystem
+
+
+def check_bdevs(plan: ExportPlan, numbers: Iterable[int]) -> None:
+    """Raises :class:`~meshfusion.jbof.errors.ConfigError` when bdevs are named, and not that of each of these."""
+    missing = sorted(set(numbers) - plan.named_bdevs.keys()) if plan.named_bdevs else []
+    if missing:
+        raise ConfigError(
+            f"the configuration names no bdev for drive {', '.join(map(str, missing))} of the pool",
+            next_step="name a bdev for each drive's number: exports.spdk.bdevs; or none, for aio bdevs of the drives",
+        )
+
+
+def bdev_of(pool_uuid: uuid.UUID, number: int) -> str:
+    """The name of the aio bdev that is made of a drive."""
+    return f"mf-{pool_uuid}{f'-{number}' if number else ''}"
 
 
 def nqn_prefix_of(pool_uuid: uuid.UUID, configured: str | None = None) -> str:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from meshfusion.dpu.api.types import Extent
 from meshfusion.dpu.store.effects import Effect, NoteBudget, OpenSegment
-from meshfusion.dpu.store.segments import Segments
+from meshfusion.dpu.store.segments import Places, Segments
 from meshfusion.dpu.store.steps import AnyReply, Pending, Step, Transactions
 from meshfusion.jbof.pool_addresses import drive_of_segment, namespace_of
 from meshfusion.jbof.segments import SegmentRecord
@@ -28,13 +28,16 @@ class Placing:
         lba_counts: Sequence[int],
         opened: list[SegmentRecord],
         may_reclaim: Callable[[int], bool],
+        drives: Collection[int] | None = None,
     ) -> tuple[Extent, ...] | None:
-        """Extents of so many blocks each, all of them or None. Segments opened for that are added to ``opened``."""
-        if not self._segments.can_place(now_s, lba_counts, may_reclaim):  # nothing is to be reclaimed in vain
+        """Extents of so many blocks each, all of them or None. Segments opened for that are added to ``opened``.
+        ``drives``: those that the writer reaches; None: all."""
+        places: Places = self._segments if drives is None else self._segments.within(drives)
+        if not places.can_place(now_s, lba_counts, may_reclaim):  # nothing is to be reclaimed in vain
             return None
         extents: list[Extent] = []
         for lba_count in lba_counts:
-            extent = self._allocate(now_s, lba_count, opened, may_reclaim)
+            extent = self._allocate(places, now_s, lba_count, opened, may_reclaim)
             if extent is not None:
                 extents.append(extent)
                 self._segments.pin_write(extent.segment)  # it must not be reclaimed for the next shard
@@ -70,20 +73,25 @@ class Placing:
         return (*(OpenSegment(record) for record in opened), *(NoteBudget(number, left) for number, left in budgets))
 
     def _allocate(
-        self, now_s: float, lba_count: int, opened: list[SegmentRecord], may_reclaim: Callable[[int], bool]
+        self,
+        places: Places,
+        now_s: float,
+        lba_count: int,
+        opened: list[SegmentRecord],
+        may_reclaim: Callable[[int], bool],
     ) -> Extent | None:
-        allocation = self._segments.allocate(lba_count)
+        allocation = places.allocate(lba_count)
         record = None
         if allocation is None:
-            record = self._segments.open_next(now_s, may_reclaim)
+            record = places.open_next(now_s, may_reclaim)
         if allocation is None and record is None:
-            allocation = self._segments.allocate_elsewhere(lba_count)
+            allocation = places.allocate_elsewhere(lba_count)
         if allocation is None and record is None:
-            record = self._segments.open_elsewhere(now_s, may_reclaim)
+            record = places.open_elsewhere(now_s, may_reclaim)
         if record is not None:
             opened.append(record)
             self.counters["segments_opened"] += 1
-            allocation = self._segments.allocate(lba_count)
+            allocation = places.allocate(lba_count)
             assert allocation is not None
         if allocation is None:
             return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 from meshfusion.dpu.api.types import ChunkRecord
@@ -25,7 +25,21 @@ class SegmentSizes(Protocol):
     def max_extent_lba_count(self) -> int: ...
 
 
-class Segments(Protocol):
+class Places(Protocol):
+    """Where something can be placed: anywhere, or on some of the drives."""
+
+    def can_place(self, now_s: float, lba_counts: Sequence[int], may_reclaim: Callable[[int], bool]) -> bool: ...
+
+    def allocate(self, lba_count: int) -> Allocation | None: ...
+
+    def allocate_elsewhere(self, lba_count: int) -> Allocation | None: ...
+
+    def open_next(self, now_s: float, may_reclaim: Callable[[int], bool]) -> SegmentRecord | None: ...
+
+    def open_elsewhere(self, now_s: float, may_reclaim: Callable[[int], bool]) -> SegmentRecord | None: ...
+
+
+class Segments(Places, Protocol):
     """See :class:`~meshfusion.jbof.segments.SegmentTable` and :class:`~meshfusion.jbof.shelf.Shelf`."""
 
     @property
@@ -54,21 +68,15 @@ class Segments(Protocol):
 
     def valued(self, segment: int, worth: float) -> None: ...
 
-    def allocate(self, lba_count: int) -> Allocation | None: ...
-
-    def can_place(self, now_s: float, lba_counts: Sequence[int], may_reclaim: Callable[[int], bool]) -> bool: ...
+    def within(self, numbers: Collection[int]) -> Places:
+        """Of these drives only."""
+        ...
 
     def budget_level(self, now_s: float) -> float: ...
 
     def opening_wait_s(self, now_s: float) -> float: ...
 
     def budgets_left(self, now_s: float) -> dict[int, int]: ...
-
-    def allocate_elsewhere(self, lba_count: int) -> Allocation | None: ...
-
-    def open_next(self, now_s: float, may_reclaim: Callable[[int], bool]) -> SegmentRecord | None: ...
-
-    def open_elsewhere(self, now_s: float, may_reclaim: Callable[[int], bool]) -> SegmentRecord | None: ...
 
     def to_tidy(self, free_fraction: float, may_reclaim: Callable[[int], bool]) -> SegmentRecord | None: ...
 

@@ -188,10 +188,15 @@ class Store:
     # ---- writing -------------------------------------------------------------------------------------------------
 
     def reserve(
-        self, now_s: float, request: api.ReserveRequest, stored: Mapping[bytes, api.ChunkRecord]
+        self,
+        now_s: float,
+        request: api.ReserveRequest,
+        stored: Mapping[bytes, api.ChunkRecord],
+        drives: Collection[int] | None = None,
     ) -> Step[api.ReserveReply]:
-        """Extents for the items nobody has stored or is writing. ``stored``: index entries of the items' keys."""
-        return self._writing.reserve(now_s, request, stored)
+        """Extents for the items nobody has stored or is writing. ``stored``: index entries of the items' keys.
+        ``drives``: those that the holder reaches, and gets places on; None: all."""
+        return self._writing.reserve(now_s, request, stored, drives)
 
     def commit(self, now_s: float, request: api.CommitRequest) -> Step[api.CommitReply]:
         """Data and flush are done; make the chunks visible. Refused once expiry began (rule 3), and with one item all

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from meshfusion.dpu.api import types as api
 from meshfusion.dpu.store.attending import Attending
@@ -47,8 +47,13 @@ class Writing:
     # ---- reserving -----------------------------------------------------------------------------------------------
 
     def reserve(
-        self, now_s: float, request: api.ReserveRequest, stored: Mapping[bytes, api.ChunkRecord]
+        self,
+        now_s: float,
+        request: api.ReserveRequest,
+        stored: Mapping[bytes, api.ChunkRecord],
+        drives: Collection[int] | None = None,
     ) -> Step[api.ReserveReply]:
+        """``drives``: see :meth:`~meshfusion.dpu.store.placing.Placing.place`."""
         holder = self._attending.served(now_s, request.holder_id, request.epoch)
         for item in request.items:
             refuse_item(item, self._segments.geometry)
@@ -58,7 +63,7 @@ class Writing:
         classes = self._curator.admit(now_s, request.holder_id, holder.record.identity, offers, scarcity)
         results: list[api.ReserveResult] = []
         for item, lifetime_class in zip(request.items, classes, strict=True):
-            result = self._reserve_item(now_s, request.holder_id, item, stored, lifetime_class, pending)
+            result = self._reserve_item(now_s, request.holder_id, item, stored, lifetime_class, pending, drives)
             results.append(result)
             self.counters[f"reserve_{result.outcome.value}"] += 1
         extents = [extent for result in results for extent in result.extents]
@@ -79,6 +84,7 @@ class Writing:
         stored: Mapping[bytes, api.ChunkRecord],
         lifetime_class: int | None,
         pending: Pending,
+        drives: Collection[int] | None,
     ) -> api.ReserveResult:
         """``lifetime_class``: None when it is not worth a write."""
         needless = self._needless(item, stored)  # an item before it may have been of the same chunk
@@ -89,7 +95,7 @@ class Writing:
         if self._gate.refuses(now_s):
             return api.ReserveResult(api.ReserveOutcome.NO_SPACE)
         lba_counts = [self._lba_count(shard) for shard in item.shards]
-        extents = self._placing.place(now_s, lba_counts, pending.opened, self._attending.may_reclaim)
+        extents = self._placing.place(now_s, lba_counts, pending.opened, self._attending.may_reclaim, drives)
         if extents is None:
             return api.ReserveResult(api.ReserveOutcome.NO_SPACE)
         grant = self._grants.add(now_s, holder_id, item, extents)

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from meshfusion.host.path.cpus import Cpus, use_cpus
 from meshfusion.host.path.load_job import LoadJob, UnitFailure, UnitRead
@@ -21,6 +22,9 @@ from meshfusion.host.path.pool_data import DriveNotOpenError
 from meshfusion.host.path.shards import ShardWrite, ShardWritten, WriteFate
 from meshfusion.host.path.spans import Span, spans_of
 from meshfusion.jbof.errors import MeshFusionError
+
+if TYPE_CHECKING:
+    from meshfusion.host.path.exported_drives import ExportedDrives
 
 logger = logging.getLogger("meshfusion.path")
 
@@ -54,6 +58,7 @@ class DataPath:
     ) -> None:
         self._medium = medium
         self.kind = kind
+        self.exported: ExportedDrives | None = None  # what a target shows of the pool; set by who opened it
         self._unit_bytes = tuple(unit_bytes)
         self._unit_runs = tuple(unit_runs)
         self._lba_bytes = lba_bytes

@@ -149,7 +149,7 @@ class PathOpener:
         )
         multipath = Multipath(specs)
         try:
-            view, nsids = open_exported(multipath, attachment)
+            view, drives = open_exported(multipath, attachment)
         except BaseException:
             multipath.close(timeout_s=0.0)
             raise
@@ -160,9 +160,9 @@ class PathOpener:
             ", ".join(path.name for path in addresses),
             self.key_scope.value,
         )
-        return rdma_path(
+        path = rdma_path(
             view,
-            nsids,
+            drives,
             self.memory,
             self.layouts,
             lba_bytes=attachment.namespaces[0].lba_bytes,
@@ -172,6 +172,8 @@ class PathOpener:
             cpus=self.cpus,
             is_digest_right=self.is_digest_right,
         )
+        path.exported = drives
+        return path
 
 
 def access_of(wanted: PathKind | None) -> Access:

@@ -73,7 +73,7 @@ def rdma_path(
     is_digest_right: IsDigestRight = operator.eq,
 ) -> DataPath:
     """It owns ``initiator``, not ``memory``, which is closed after it. ``nsids``: of the pool's drives, which were
-    proven to be these; what lies on others fails. ``layouts``: of each KV group.
+    proven to be these; what lies on others fails. They may change as drives come and go. ``layouts``: of each KV group.
 
     ``read_bytes``: what a load thread has under way; ``max_units``: of the largest shard.
 
@@ -127,7 +127,7 @@ class RdmaMedium:
         is_digest_right: IsDigestRight,
     ) -> None:
         self.initiator = initiator
-        self.nsids = frozenset(nsids)
+        self.nsids = nsids
         self.memory = memory
         self.layouts = layouts
         self.lba_bytes = lba_bytes

@@ -24,11 +24,11 @@ from meshfusion.dpu.config import (
 )
 from meshfusion.dpu.config_example import example_service_config
 from meshfusion.dpu.config_exports import ExportsConfig, SpdkConfig, parse_portal
+from meshfusion.dpu.drive_options import DriveOptions
 from meshfusion.dpu.export.desired import Address
 from meshfusion.dpu.pool import Pool, PoolOptions
 from meshfusion.dpu.pool_create import add_drive, create_pool_of_drives
 from meshfusion.dpu.pool_tending import Policy
-from meshfusion.dpu.running_drives import DriveOptions
 from meshfusion.dpu.yaml_document import parse_yaml, read_yaml
 from meshfusion.jbof.config_problems import ConfigProblemsError
 from meshfusion.jbof.errors import ConfigError, FormatError

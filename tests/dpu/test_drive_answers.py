@@ -16,10 +16,10 @@ from meshfusion.dpu.api.drive_types import DriveStatus, RemoveDriveRequest
 from meshfusion.dpu.api.types import ReserveOutcome
 from meshfusion.dpu.chunk_mover import ChunkMover
 from meshfusion.dpu.drive_answers import DriveAnswers, HangingDriveError
+from meshfusion.dpu.drive_options import DriveOptions
 from meshfusion.dpu.pool import Pool, PoolOptions, check_pool
 from meshfusion.dpu.pool_create import create_pool_of_drives
 from meshfusion.dpu.pool_tending import Policy
-from meshfusion.dpu.running_drives import DriveOptions
 from meshfusion.jbof.drives.life_words import Reason
 from meshfusion.jbof.errors import MediaError, PoolBusyError
 from meshfusion.jbof.pool_addresses import drive_of_segment

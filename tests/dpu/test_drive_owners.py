@@ -10,11 +10,11 @@ import pytest
 
 from meshfusion.dpu.api.drive_types import RemoveDriveRequest
 from meshfusion.dpu.api.types import ReserveOutcome
+from meshfusion.dpu.drive_options import DriveOptions
 from meshfusion.dpu.drive_owners import DriveOwners, OpenReservable, Reservable, open_block_reservable, service_id
 from meshfusion.dpu.pool import Pool
 from meshfusion.dpu.pool_create import create_pool_of_drives
 from meshfusion.dpu.pool_dir import PoolLayout
-from meshfusion.dpu.running_drives import DriveOptions
 from meshfusion.jbof.drives.ownership import DriveOwnedError
 from meshfusion.jbof.errors import FormatError, MediaError, UnsupportedError
 from tests.dpu.pool_cases import SEGMENT_BYTES, SIZE_BYTES, Holder

@@ -9,10 +9,10 @@ import pytest
 
 from meshfusion.dpu import pool_ticker
 from meshfusion.dpu.api.drive_types import RemoveDriveRequest
+from meshfusion.dpu.drive_options import DriveOptions
 from meshfusion.dpu.pool import Pool, PoolOptions
 from meshfusion.dpu.pool_create import create_pool_of_drives
 from meshfusion.dpu.pool_tending import Policy
-from meshfusion.dpu.running_drives import DriveOptions
 from meshfusion.dpu.store.learning_curator import LearningCurator
 from meshfusion.jbof.pool_addresses import drive_of_segment
 from tests.dpu.pool_cases import FULL_SEGMENT_UNITS, SEGMENT_BYTES, SIZE_BYTES, Holder

@@ -11,10 +11,10 @@ import pytest
 from meshfusion.dpu import slices
 from meshfusion.dpu.api.drive_types import RemoveDriveRequest
 from meshfusion.dpu.drive_keys import DriveKeys
+from meshfusion.dpu.drive_options import DriveOptions
 from meshfusion.dpu.drive_owners import OpenReservable, Reservable
 from meshfusion.dpu.pool import Pool
 from meshfusion.dpu.pool_create import create_pool_of_drives
-from meshfusion.dpu.running_drives import DriveOptions
 from meshfusion.dpu.slices import block_devices_under, physical_device
 from meshfusion.jbof.drives.ownership import DriveOwnedError, OwnerRecord
 from meshfusion.jbof.errors import MediaError, MeshFusionError

@@ -190,3 +190,66 @@ def test_liveness_out_of_reach_is_a_typed_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(MediaError, match="out of reach"):
         hold_liveness(tmp_path / "file" / "h.alive")
+
+
+# ---- drives of a target ----------------------------------------------------------------------------------------------
+
+EXPORT = api.Export("nqn.2026-11.x:s", "nqn.2026-11.x:h", (api.Portal("rdma", "10.0.0.1", 4420),))
+
+
+class ExportingService(ControlledService):
+    """``version``: of its drives, of which there is one more than that. ``shows``: does its target show them yet?"""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory, heartbeat_s=0.02)
+        self.version = 0
+        self.shows = True
+
+    def attach(self, request: api.AttachRequest, *, deadline_s: float) -> api.Attachment:
+        if request.incarnation in self.holders:
+            self.calls["asked"].append(request)
+            if not self.shows:
+                raise unavailable()
+        else:
+            made = super().attach(request, deadline_s=deadline_s)
+            self.first = replace(made, liveness_path="", export=EXPORT)
+        namespaces = tuple(api.Namespace(nsid, "", 4096, 1 << 20) for nsid in range(1, self.version + 2))
+        return replace(self.first, namespaces=namespaces, drives_version=self.version)
+
+    def heartbeat(self, request: api.HeartbeatRequest, *, deadline_s: float) -> api.HeartbeatReply:
+        reply = super().heartbeat(request, deadline_s=deadline_s)
+        return replace(reply, drives_version=self.version)
+
+    @property
+    def last_reached(self) -> api.Reached | None:
+        beats = self.calls["heartbeat"]
+        return beats[-1].reached if beats else None
+
+
+def test_a_host_of_a_target_asks_for_drives_that_have_come_and_says_which_it_reaches(tmp_path: Path) -> None:
+    service = ExportingService(tmp_path)
+    with attached(service) as rig:
+        holder_id = rig.attachment.holder_id
+        until(lambda: len(service.calls["heartbeat"]) > 1)
+        assert (service.last_reached, service.calls["asked"]) == (None, [])
+        service.version = 1
+        until(lambda: len(rig.client.attachment.namespaces) == 2 if rig.client.attachment else False)
+        assert rig.client.attachment is not None
+        assert (rig.client.attachment.holder_id, rig.client.attachment.drives_version) == (holder_id, 1)
+        rig.client.set_reached(holder_id, api.Reached(1, (1, 2)))
+        until(lambda: service.last_reached == api.Reached(1, (1, 2)))
+        rig.client.set_reached("another", api.Reached(1, (1,)))
+        until(lambda: service.last_reached is None, what="for what another reaches not to be told as ours")
+
+
+def test_a_target_that_does_not_show_a_drive_yet_costs_nothing_but_time(tmp_path: Path) -> None:
+    service = ExportingService(tmp_path)
+    with attached(service) as rig:
+        holder_id = rig.attachment.holder_id
+        service.shows, service.version = False, 1
+        until(lambda: len(service.calls["asked"]) > 2)
+        assert rig.client.attachment is not None, "what it has, it keeps"
+        assert (rig.client.attachment.holder_id, len(rig.client.attachment.namespaces)) == (holder_id, 1)
+        service.shows = True
+        until(lambda: len(rig.client.attachment.namespaces) == 2 if rig.client.attachment else False)
+        assert len(service.calls["attach"]) == 1

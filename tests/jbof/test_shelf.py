@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -472,3 +472,66 @@ class Shelves(RuleBasedStateMachine):
 
 TestShelves = Shelves.TestCase
 TestShelves.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+# ---- a writer that does not reach every drive ------------------------------------------------------------------------
+
+
+def put_within(shelf: Shelf, numbers: set[int], lba_count: int = FULL) -> int | None:
+    """As :func:`put`."""
+    places = shelf.within(numbers)
+    allocation = places.allocate(lba_count)
+    if allocation is None:
+        record = places.open_next(0.0, anything) or places.open_elsewhere(0.0, anything)
+        if record is not None:
+            shelf.opened(record)
+            allocation = places.allocate(lba_count)
+            assert allocation is not None, "what was just opened has room"
+        else:
+            allocation = places.allocate_elsewhere(lba_count)
+    return None if allocation is None else allocation.segment
+
+
+@given(
+    st.integers(1, 5),
+    st.lists(st.tuples(st.sets(st.integers(0, 6)), st.sampled_from([1, 3, FULL])), max_size=60),
+)
+def test_no_writer_gets_a_place_on_a_drive_that_it_does_not_reach(
+    count: int, writes: list[tuple[set[int], int]]
+) -> None:
+    """Whoever else writes meanwhile; also when it reaches drives that are not here. Room that is there is found."""
+    shelf = shelf_of(count)
+    for numbers, lba_count in writes:
+        can_place = shelf.within(numbers).can_place(0.0, [lba_count], anything)
+        segment = put_within(shelf, numbers, lba_count)
+        assert can_place == (segment is not None)
+        assert segment is None or drive_of_segment(segment) in numbers
+
+
+def test_a_writer_that_reaches_some_drives_fills_them_alike() -> None:
+    shelf = shelf_of(4)
+    assert drives_of(put_within(shelf, {1, 3}) for _ in range(2 * SEGMENTS)) == {1: SEGMENTS, 3: SEGMENTS}
+    assert not shelf.within({1, 3}).can_place(0.0, [FULL], lambda _: False), "though others are empty"
+    assert shelf.can_place(0.0, [FULL], lambda _: False)
+    assert drives_of(put(shelf) for _ in range(2 * SEGMENTS)).keys() >= {0, 2}, "the rest is others'"
+
+
+@pytest.mark.parametrize("numbers", [set(), {7}], ids=("nothing", "a drive that is not here"))
+def test_a_writer_that_reaches_no_drive_gets_nothing_and_leaves_what_is_open(numbers: set[int]) -> None:
+    shelf = shelf_of(2)
+    segments = [put(shelf, 1), put(shelf, 1)]
+    assert put_within(shelf, numbers, 1) is None
+    assert not shelf.within(numbers).can_place(0.0, [1], anything)
+    assert {put(shelf, 1) for _ in segments} == set(segments)
+
+
+def test_what_is_open_for_others_is_not_sealed_for_a_writer_that_does_not_reach_it() -> None:
+    shelf = shelf_of(2)
+    first, second = put(shelf, 1), put(shelf, 1)
+    assert first is not None
+    assert second is not None
+    other = drive_of_segment(second)
+    for _ in range(FULL - 1):
+        assert put_within(shelf, {other}, 1) == second
+    assert drive_of_segment(put_within(shelf, {other}, 1) or 0) == other
+    assert shelf.within({drive_of_segment(first)}).allocate(1) is not None, "there is room yet in what was open there"

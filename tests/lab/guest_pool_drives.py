@@ -107,14 +107,8 @@ def key(chunk: int) -> bytes:
     return bytes([chunk + 1]) * 32
 
 
-def store(pool: Pool, attachment: api.Attachment, path: DataPath, kv: KvMemory, chunk: int) -> None:
-    """Blocks 2n and 2n + 1, as an engine stores them."""
-    size = api.ShardSize(0, kv.layout.unit_bytes, UNITS)
-    item = api.ReserveItem(key(chunk), 0, 16 * chunk, 16, (size,))
-    request = api.ReserveRequest(attachment.holder_id, attachment.epoch, (item,))
-    (result,) = pool.reserve(request, deadline_s=DEADLINE_S).results
-    (extent,) = result.extents
-    header = ChunkHeader(
+def header_of(attachment: api.Attachment, kv: KvMemory, chunk: int, extent: api.Extent) -> ChunkHeader:
+    return ChunkHeader(
         pool_uuid=uuid.UUID(attachment.pool_uuid).bytes,
         identity=IDENTITY,
         key=key(chunk),
@@ -130,11 +124,29 @@ def store(pool: Pool, attachment: api.Attachment, path: DataPath, kv: KvMemory, 
         unit_bytes=kv.layout.unit_bytes,
         unit_digests=(),
     )
-    written = save(path, ShardWrite((0, chunk), extent, header, (2 * chunk, 2 * chunk + 1)))
+
+
+def store(pool: Pool, attachment: api.Attachment, path: DataPath, kv: KvMemory, chunk: int) -> None:
+    """Blocks 2n and 2n + 1, as an engine stores them."""
+    _, is_committed = try_to_store(pool, attachment, path, kv, chunk, 2 * chunk)
+    assert is_committed
+
+
+def try_to_store(
+    pool: Pool, attachment: api.Attachment, path: DataPath, kv: KvMemory, chunk: int, first: int
+) -> tuple[api.Extent, bool]:
+    """Block ``first`` and the next. Where it was written, and whether that is committed."""
+    size = api.ShardSize(0, kv.layout.unit_bytes, UNITS)
+    item = api.ReserveItem(key(chunk), 0, 16 * chunk, 16, (size,))
+    request = api.ReserveRequest(attachment.holder_id, attachment.epoch, (item,))
+    (result,) = pool.reserve(request, deadline_s=DEADLINE_S).results
+    (extent,) = result.extents
+    header = header_of(attachment, kv, chunk, extent)
+    written = save(path, ShardWrite((0, chunk), extent, header, (first, first + 1)))
     assert written.unit_digests is not None, written
     commit = api.CommitItem(result.grant_id, (written.unit_digests,))
     reply = pool.commit(api.CommitRequest(attachment.holder_id, attachment.epoch, (commit,)), deadline_s=DEADLINE_S)
-    assert reply.committed == (True,)
+    return extent, reply.committed == (True,)
 
 
 def reads(found: api.MatchReply) -> list[UnitRead]:

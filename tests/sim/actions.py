@@ -6,10 +6,12 @@ from collections.abc import Callable, Mapping
 
 from meshfusion.dpu.api import types as api
 from meshfusion.dpu.store.effects import DeleteChunk
+from meshfusion.jbof.pool_addresses import drive_of_segment
 from tests.sim import host as hosts
 from tests.sim.attending import attach, detach, fall_silent, heartbeat, rise_again
 from tests.sim.checks import check_bytes, check_offer
 from tests.sim.dialects import match_as_read
+from tests.sim.drive_changes import check_reach, open_drives
 from tests.sim.host import Host
 from tests.sim.medium import must
 from tests.sim.saving import REPLY_LOST, abort, commit, doubt, reserve, write
@@ -27,7 +29,10 @@ def match(world: World, host: Host) -> None:
 
     def decide(service: Service, found: Mapping[bytes, api.ChunkRecord]) -> None:
         shortened = service.store.counts["match_shortened_by_pins"]
-        reply = service.store.match(world.clock_s, request, found)
+        shown = frozenset(filter(service.shelf.is_offered, service.shelf.numbers))
+        reply = service.store.match(world.clock_s, request, service.reach.known_to(host.holder_id, found, shown))
+        offered = {drive_of_segment(shard.extent.segment) for chunk in reply.chunks for shard in chunk.shards}
+        check_reach(world, host, frozenset(offered), "offered on")
         check_offer(world, host, request, reply, service)
         world.seen["chunks matched"] += len(reply.chunks)
         world.seen["several groups matched"] += len({chunk.group for chunk in reply.chunks}) > 1
@@ -103,7 +108,14 @@ def _choices(host: Host) -> dict[Action, int]:
         fall_silent: 1 + 4 * can_write,
         detach: 1,
         attach: 1,
+        open_drives: 6 * (host.access is api.Access.NVMEOF and _is_behind(host)),
     }
+
+
+def _is_behind(host: Host) -> bool:
+    """Was it told of drives that it has not proven so? Of the only one there is nothing to be said."""
+    has_several = len(host.told) > 1 or host.told_version > 0
+    return has_several and (host.reached is None or host.reached.drives_version != host.told_version)
 
 
 def act(world: World, host: Host) -> None:

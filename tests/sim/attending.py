@@ -7,6 +7,7 @@ from meshfusion.dpu.store.steps import Step
 from meshfusion.jbof.errors import StaleHolderError, UnsupportedError
 from tests.sim import host as hosts
 from tests.sim.dialects import Dialect
+from tests.sim.drive_changes import ask_for_drives, named_to, told
 from tests.sim.host import Host
 from tests.sim.medium import must
 from tests.sim.reaching import connect
@@ -25,20 +26,23 @@ def attach(world: World, host: Host) -> None:
     host.asked += 1
 
     def handle(service: Service) -> None:
+        version, numbers = service.reach.version, named_to(host, service)
         step = _attach(world, host, service)
         if step is None:
             return
         _promise(world, host, service)
-        service.submit(step, lambda _: listed(service), on_failure=lambda: None)
+        service.submit(step, lambda _: listed(service, version, numbers), on_failure=lambda: None)
 
-    def listed(service: Service) -> None:
+    def listed(service: Service, version: int, numbers: frozenset[int]) -> None:
         world.locks_taken.discard(host.holder_id)
         if host.access is api.Access.LOCAL:
-            admitted(service)
+            admitted(service, version, numbers)
         elif service is world.service and world.exports is not None:
-            world.exports.admit(host.holder_id, lambda can_connect: answered(service, can_connect))
+            world.exports.admit(
+                host.holder_id, lambda can_connect: answered(service, can_connect, version, numbers), numbers
+            )
 
-    def answered(service: Service, can_connect: bool) -> None:
+    def answered(service: Service, can_connect: bool, version: int, numbers: frozenset[int]) -> None:
         if not can_connect:
             service.store.holders.condemn(host.holder_id)
             world.seen["not let in by the target"] += 1
@@ -48,9 +52,10 @@ def attach(world: World, host: Host) -> None:
         service.store.holders.answered(world.clock_s, host.holder_id)
         if host.is_alive:
             connect(world, host)
-        admitted(service)
+        admitted(service, version, numbers)
 
-    def admitted(service: Service) -> None:
+    def admitted(service: Service, version: int, numbers: frozenset[int]) -> None:
+        told(world, host, service, version, numbers)
         if host.is_alive and not host.is_leaving:
             host.lock_held = host.access is api.Access.LOCAL
             host.is_attached = True
@@ -99,9 +104,16 @@ def detach(world: World, host: Host) -> None:
 def heartbeat(world: World, host: Host) -> None:
     lease_ids = tuple(host.leases)
 
+    reached = host.reached
+
     def handle(service: Service) -> None:
-        request = api.HeartbeatRequest(host.holder_id, host.epoch, lease_ids)
+        request = api.HeartbeatRequest(host.holder_id, host.epoch, lease_ids, reached)
         lost = service.store.heartbeat(world.clock_s, request).lost_lease_ids
+        if reached is not None:
+            service.reach.says(host.holder_id, reached)
+            host.has_said = True
+        if service.reach.version != host.told_version and host.asks_for_drives and not host.is_asking:
+            ask_for_drives(world, host)
         for lease_id in lease_ids:
             leased = world.leased.get(lease_id)
             must(leased is None or lease_id not in lost, "a live lease was lost", lease_id)

@@ -42,13 +42,14 @@ def see_drives(world: World) -> None:
         elif number in world.absent and world.rng.random() < 0.3:
             world.absent.discard(number)
             service.gone.discard(number)
+            world.devices[number] += 1
             world.seen["drives back"] += 1
         service.use(drive)
 
 
 def change_use(world: World) -> None:
     """A drive turns read-only, slow or failing, or takes writes again."""
-    if world.awake is not None and len(world.drives) > 1:
+    if world.awake is not None and world.has_several_drives:
         drive = world.rng.choice(list(world.awake.drives))
         world.awake.drives[drive] = not world.awake.drives[drive]
         world.awake.use(drive)
@@ -56,5 +57,5 @@ def change_use(world: World) -> None:
 
 
 def empty_some(world: World) -> None:
-    if world.awake is not None and len(world.drives) > 1:
+    if world.awake is not None and world.has_several_drives:
         world.awake.forget_some(world.rng.choice(list(world.awake.drives)).drive_number)

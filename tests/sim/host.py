@@ -79,6 +79,14 @@ class Host:
     leases: dict[str, tuple[api.ChunkRecord, ...]] = field(default_factory=dict)
     read: list[api.ChunkRecord] = field(default_factory=list)  # the last ones, whatever became of them
     asked: int = 0  # requests on their way
+    asks_for_drives: bool = True  # else it is of an earlier version
+    is_asking: bool = False  # for them
+    told_version: int = 0  # of the drives that it was told of last
+    told: frozenset[int] = frozenset()
+    named: dict[int, int] = field(default_factory=dict)  # each drive that it was told of, as it was then
+    proven: dict[int, int] = field(default_factory=dict)  # the same, of those that it has opened over its target
+    reached: api.Reached | None = None  # as it says
+    has_said: bool = False  # so, and the service has heard it
 
     @property
     def in_flight(self) -> list[Work]:

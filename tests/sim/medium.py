@@ -136,6 +136,20 @@ class IndexModel:
                 case DeleteHolder(holder_id):
                     self.holders.pop(holder_id, None)
 
+    def forget_drive(self, number: int) -> None:
+        """It has left the pool."""
+
+        def is_its(segment: int) -> bool:
+            return drive_of_segment(segment) == number
+
+        self.chunks = {
+            key: chunk
+            for key, chunk in self.chunks.items()
+            if not any(is_its(shard.extent.segment) for shard in chunk.shards)
+        }
+        self.segments = {segment: record for segment, record in self.segments.items() if not is_its(segment)}
+        self.budgets.pop(number, None)
+
     def generation(self, segment: int) -> int:
         return self.segments[segment].generation if segment in self.segments else 0
 

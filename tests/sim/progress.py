@@ -12,6 +12,7 @@ from tests.sim.actions import release
 from tests.sim.attending import heartbeat
 from tests.sim.checks import check_counts
 from tests.sim.dialects import Dialect
+from tests.sim.drive_changes import give_up_removal
 from tests.sim.host import Host, Work
 from tests.sim.medium import must
 from tests.sim.saving import abort, commit, doubt
@@ -64,6 +65,7 @@ def calm_down(world: World) -> Service:
     world.target.is_flawless = True
     world.post.clear()
     world.rival = None
+    give_up_removal(world)
     is_whole = world.service is not None and world.service.drives == dict.fromkeys(world.drives, True)
     if world.service is None or world.absent or world.service.gone or not is_whole:
         world.crash_service()

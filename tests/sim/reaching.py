@@ -6,9 +6,10 @@ import random
 from typing import TYPE_CHECKING
 
 from meshfusion.dpu.api import types as api
+from meshfusion.jbof.pool_addresses import drive_of_segment, namespace_of
 from tests.sim.exports import plan_of
 from tests.sim.host import Host, Work
-from tests.sim.medium import must
+from tests.sim.medium import Token, must
 from tests.sim.target import TargetModel
 
 if TYPE_CHECKING:
@@ -22,6 +23,12 @@ def new_target(world: World) -> TargetModel:
         world.target_kind,
         rng,
         lambda nqn: any(host.in_flight for host in reaching(world, nqn, machine)),
+        lambda nqn, nsid: any(
+            _namespace_of(token) == nsid
+            for host in reaching(world, nqn, machine)
+            for work in host.in_flight
+            for _, token in work.in_flight
+        ),
         lambda nqn: connection_lost(world, nqn, machine),
     )
 
@@ -58,12 +65,18 @@ def connect(world: World, host: Host) -> None:
         must(record is None or not record.fenced, "the target let a fenced host in", host)
         for work in host.works:
             if work.to_replay:
-                work.in_flight, work.to_replay = work.in_flight + work.to_replay, []
+                nqn, again = host_nqn(world, host), work.to_replay
+                taken = [write for write in again if world.target.reaches(nqn, _namespace_of(write[1]))]
+                work.in_flight, work.to_replay = work.in_flight + taken, []
                 world.seen["writes sent again to a target"] += 1
 
 
+def _namespace_of(token: Token) -> int:
+    return namespace_of(drive_of_segment(token.segment))
+
+
 def host_nqn(world: World, host: Host) -> str:
-    return plan_of(world.target_kind, ()).host_nqn(host.holder_id)
+    return plan_of(world.target_kind).host_nqn(host.holder_id)
 
 
 def reaching(world: World, nqn: str, machine: str) -> list[Host]:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from meshfusion.dpu.api import types as api
 from meshfusion.jbof.policy.write_budget import DAY_S
-from tests.sim import actions, drive_faults
+from tests.sim import actions, drive_changes, drive_faults
 from tests.sim import host as hosts
 from tests.sim.arguments import at_least
 from tests.sim.attending import heartbeat
@@ -19,7 +19,7 @@ from tests.sim.medium import Violation, must
 from tests.sim.owner_changes import change_owner, stir_rival
 from tests.sim.progress import calm_down, check_progress, sync
 from tests.sim.reaching import connect_one, restart_target
-from tests.sim.service import MAX_EXTENT_LBA_COUNT, OPTIONS, SEGMENT_COUNT, Rules
+from tests.sim.service import MAX_EXTENT_LBA_COUNT, OPTIONS, Rules
 from tests.sim.world import World
 
 STEPS = 2000
@@ -83,11 +83,13 @@ FAULTS: dict[Callable[[World], None], float] = {
     stir_rival: 1,
     _fail_for_a_while: 0.1,
 }
-WATCH: dict[Callable[[World], None], float] = {drive_faults.see_drives: 8}
+WATCH: dict[Callable[[World], None], float] = {drive_faults.see_drives: 8, drive_changes.go_on_removing: 4}
 DRIVE_FAULTS: dict[Callable[[World], None], float] = {
     drive_faults.lose_drive: 0.4,
     drive_faults.change_use: 0.2,
     drive_faults.empty_some: 0.1,
+    drive_changes.begin_removal: 0.3,
+    drive_changes.add_drive: 0.5,
 }
 CALM, ROUGH = EVENTS, EVENTS | FAULTS
 CALM_WITH_DRIVES, ROUGH_WITH_DRIVES = CALM | WATCH, ROUGH | WATCH | DRIVE_FAULTS
@@ -96,7 +98,7 @@ CALM_WITH_DRIVES, ROUGH_WITH_DRIVES = CALM | WATCH, ROUGH | WATCH | DRIVE_FAULTS
 def step(world: World) -> None:
     if world.service is None and world.rng.random() < 0.2:
         world.start_service()
-    if len(world.drives) > 1:
+    if world.has_several_drives:
         events = CALM_WITH_DRIVES if world.is_calm else ROUGH_WITH_DRIVES
     else:
         events = CALM if world.is_calm else ROUGH
@@ -141,14 +143,15 @@ def _fill(world: World) -> None:
     assert service is not None
     outcomes: list[api.ReserveOutcome] = []
     service.submit(service.store.attach(world.clock_s, hosts.attach_request(host)), lambda _: None)
-    for i in range(SEGMENT_COUNT + 1):
+    segment_count = sum(drive.segment_count for drive in world.drives)
+    for i in range(segment_count + 1):
         sync(world)
         item = hosts.item_of_size(b"fill" + bytes([i]) * 28, MAX_EXTENT_LBA_COUNT)
         request = api.ReserveRequest(host.holder_id, service.store.epoch, (item,))
         reserved = service.store.reserve(world.clock_s, request, {})
         outcomes.append(reserved.reply.results[0].outcome)
         service.submit(reserved, lambda _: None)
-    full = [api.ReserveOutcome.GRANTED] * SEGMENT_COUNT + [api.ReserveOutcome.NO_SPACE]
+    full = [api.ReserveOutcome.GRANTED] * segment_count + [api.ReserveOutcome.NO_SPACE]
     must(outcomes == full, "the pool lost capacity", outcomes)
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from meshfusion.dpu.api import types as api
+from meshfusion.jbof.pool_addresses import namespace_of
 from tests.sim import host as hosts
 from tests.sim.dialects import Dialect, commit_as_read, reserve_as_read
+from tests.sim.drive_changes import check_reach, drives_of
 from tests.sim.host import Host, Work
 from tests.sim.medium import must
 from tests.sim.reaching import connect, host_nqn
@@ -26,13 +28,14 @@ def reserve(world: World, host: Host) -> None:
 
     def decide(service: Service, stored: Mapping[bytes, api.ChunkRecord]) -> None:
         must(host.dialect is not Dialect.OLD, "an engine of another version was served", host)
-        step = service.store.reserve(world.clock_s, request, stored)
+        step = service.store.reserve(world.clock_s, request, stored, service.reach.places_of(host.holder_id))
         expires_s = world.clock_s + OPTIONS.grant_ttl_s
         works = [
             hosts.make_work(host, item, result, expires_s)
             for item, result in zip(items, step.reply.results, strict=True)
             if result.outcome is api.ReserveOutcome.GRANTED
         ]
+        check_reach(world, host, drives_of(works), "granted on")
         for result in step.reply.results:
             world.seen[f"reserve {result.outcome.value}"] += 1
         grant_ids = tuple(work.grant_id for work in works)
@@ -56,7 +59,7 @@ def reserve(world: World, host: Host) -> None:
 
 def _check_alone(world: World, work: Work) -> None:
     """No two may write one chunk at a time: the second has nothing to do."""
-    for _, other in world.unresolved.values() if len(world.drives) == 1 else ():
+    for _, other in world.unresolved.values() if not world.has_several_drives else ():
         is_over = other.epoch != work.epoch or other.expires_s <= world.clock_s or other.is_given_back
         must(is_over or other.item.key != work.item.key, "two live grants for one chunk", other, work)
 
@@ -67,7 +70,7 @@ def write(world: World, host: Host) -> None:
         if host.access is api.Access.NVMEOF and not _is_connected(world, host):
             work.planned.clear()  # the connection is gone, and with it what became of the write
             work.is_doubtful = True
-        elif work.drives & world.absent or not world.owners.may_write(host.machine):
+        elif not _is_taken(world, host, work):
             work.planned.clear()
             work.is_failed = True
         else:
@@ -80,6 +83,16 @@ def _is_connected(world: World, host: Host) -> bool:
         return True  # to a target that has lost the drive
     connect(world, host)
     return world.target.can_write(host_nqn(world, host))
+
+
+def _is_taken(world: World, host: Host, work: Work) -> bool:
+    """By the drives, and by the target for them."""
+    if work.drives & world.absent or not world.owners.may_write(host.machine):
+        return False
+    if host.access is api.Access.LOCAL or not world.is_served(host):
+        return True
+    nqn = host_nqn(world, host)
+    return all(world.target.reaches(nqn, namespace_of(number)) for number in work.drives)
 
 
 def doubt(world: World, host: Host) -> None:

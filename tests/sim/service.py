@@ -6,10 +6,13 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from meshfusion.dpu.api import types as api
+from meshfusion.dpu.drive_reach import DriveReach
 from meshfusion.dpu.export.desired import Export
+from meshfusion.dpu.export.drive_showing import DriveShowing
 from meshfusion.dpu.export.keeper import FencingTarget
 from meshfusion.dpu.store.effects import Effect, OpenSegment, PutChunk
 from meshfusion.dpu.store.steps import Step
@@ -44,7 +47,8 @@ class Rules:
     chunks that were written again flushed before the index names the new place? ``remembers_fences``: does a new life
     of the service know who was fenced? ``spdk``, ``nvmet``: what fences hosts of a target. ``take``: how a machine
     comes to own the drive; ``aborts_when_preempted``: is what the one before had under way there over then?
-    ``checks_epoch``: is an index that is behind the drive made anew?"""
+    ``checks_epoch``: is an index that is behind the drive made anew? ``reach``: what knows which drives hosts reach.
+    ``waits_for_target``: does a drive leave only when the target has confirmed that nobody reaches it?"""
 
     store: type[Store] = Store
     segments: type[SegmentTable] = SegmentTable
@@ -60,6 +64,12 @@ class Rules:
     take: Take = take
     aborts_when_preempted: bool = True
     checks_epoch: bool = True
+    reach: type[DriveReach] = DriveReach
+    waits_for_target: bool = True
+
+
+def place_of(number: int) -> Path:
+    return Path(f"/drive{number}")
 
 
 @dataclass
@@ -84,10 +94,14 @@ class Service:
         whims: random.Random,
         refusal_rate: float,
         has_budgets: bool,
+        all_numbers: Iterable[int] = (),
     ) -> None:
+        self._has_budgets = has_budgets
         self._rules = rules
         self.drives = dict(drives)
         self.gone: set[int] = set()  # drives that are not offered any more
+        self.leaving: set[int] = set()  # the same, until they are removed
+        self.withdrawn: set[int] = set()  # of these, what hosts are not shown any more
         self.index = index
         self._on_opening, self._may_write = on_opening, may_write
         self.segment_numbers = [segment for geometry in drives for segment in geometry.segments]
@@ -115,6 +129,11 @@ class Service:
             curator=self.whims,
             now_s=now_s,
         )
+        self.reach = rules.reach(self.store.holders)
+        self.showing = DriveShowing()
+        for number in sorted(all_numbers):
+            is_here = any(geometry.drive_number == number for geometry in drives)
+            self.showing.begin(number, place_of(number) if is_here else None)
         self._queue: deque[tuple[int, tuple[Effect, ...]]] = deque()
         self._settled = 0
         self._failed: set[int] = set()
@@ -127,10 +146,35 @@ class Service:
     def use(self, drive: SegmentGeometry) -> None:
         """As what is known of it says: what :class:`~meshfusion.dpu.running_drives.RunningDrives` does."""
         number = drive.drive_number
-        was_offered, is_offered = self.shelf.is_offered(number), number not in self.gone
+        was_offered, is_offered = self.shelf.is_offered(number), number not in self.gone | self.leaving
+        if is_offered and not was_offered:
+            self.reach.has_come(number)
         self.shelf.stand(number, takes_segments=is_offered and self.drives[drive], is_offered=is_offered)
         if was_offered and not is_offered:
             self.store.drive_is_gone(number)
+        self.showing.stand(number, None if number in self.gone | self.withdrawn else place_of(number))
+
+    def add(self, drive: SegmentGeometry, now_s: float) -> None:
+        """A new one."""
+        budget = self._budget(drive, now_s) if self._has_budgets else None
+        table = self._rules.segments(drive, ())
+        self.shelf.add(ShelfDrive(table, takes_segments=False, is_offered=False, budget=budget))
+        self.segment_numbers += drive.segments
+        self.drives[drive] = True
+        self.use(drive)
+
+    def remove(self, drive: SegmentGeometry) -> None:
+        """For good: nobody uses it."""
+        number = drive.drive_number
+        self.shelf.remove(number)
+        self.store.drive_has_left(number)
+        self.reach.has_left(number)
+        self.showing.end(number)
+        for kind in (self.gone, self.leaving, self.withdrawn):
+            kind.discard(number)
+        del self.drives[drive]
+        for segment in drive.segments:
+            self.segment_numbers.remove(segment)
 
     def forget_some(self, number: int) -> None:
         """The drive is being emptied, whatever it is used for besides."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any, cast
 
 from meshfusion.dpu.export.actual import Actual, ActualSubsystem, Connection
 from meshfusion.dpu.export.desired import Export
@@ -43,11 +44,16 @@ class Pair:
 
 
 class TargetModel:
-    """``is_writing``: has the target accepted writes of this host that it has not finished? ``on_cut``: a host's
-    connection breaks, and what it had under way there is not answered."""
+    """``is_writing``: has the target accepted writes of this host that it has not finished? ``is_writing_to``: to this
+    namespace? ``on_cut``: a host's connection breaks, and what it had under way there is not answered."""
 
     def __init__(
-        self, kind: TargetKind, rng: random.Random, is_writing: Callable[[str], bool], on_cut: Callable[[str], None]
+        self,
+        kind: TargetKind,
+        rng: random.Random,
+        is_writing: Callable[[str], bool],
+        is_writing_to: Callable[[str, int], bool],
+        on_cut: Callable[[str], None],
     ) -> None:
         self.kind = kind
         self.starts = 1
@@ -57,7 +63,7 @@ class TargetModel:
         self.pairs: list[Pair] = []
         self._connecting: set[str] = set()  # hosts whose Connect is under way
         self._disabling: dict[str, int] = {}  # subsystem -> NSID: the kernel waits for requests in flight
-        self._rng, self._is_writing, self._on_cut = rng, is_writing, on_cut
+        self._rng, self._is_writing, self._is_writing_to, self._on_cut = rng, is_writing, is_writing_to, on_cut
 
     def restart(self) -> None:
         """Nothing is left of what it was told."""
@@ -90,6 +96,20 @@ class TargetModel:
             and pair.is_live
             and pair.subsystem_nqn not in self._disabling
             and bool(self.subsystems[pair.subsystem_nqn].namespaces)
+            for pair in self.pairs
+        )
+
+    def shows(self, nsid: int) -> bool:
+        """Is there a way to this namespace for anybody?"""
+        return any(namespace.nsid == nsid for there in self.subsystems.values() for namespace in there.namespaces)
+
+    def reaches(self, host_nqn: str, nsid: int) -> bool:
+        """Would a command of this host be taken there?"""
+        return any(
+            pair.host_nqn == host_nqn
+            and pair.is_live
+            and self._disabling.get(pair.subsystem_nqn) != nsid
+            and any(namespace.nsid == nsid for namespace in self.subsystems[pair.subsystem_nqn].namespaces)
             for pair in self.pairs
         )
 
@@ -170,9 +190,11 @@ class TargetModel:
             self.pairs.append(Pair(host_nqn, nqn))
 
     def _without_namespace(self, there: ActualSubsystem, nsid: int) -> ActualSubsystem:
-        """nvmet's disabling of a namespace refuses new requests at once, and waits for those in flight."""
-        pairs = [pair for pair in self.pairs if pair.subsystem_nqn == there.nqn]
-        if self.kind is TargetKind.NVMET and any(self._is_writing(pair.host_nqn) for pair in pairs):
+        """nvmet's disabling of a namespace refuses new requests at once, and waits for those in flight. So does SPDK,
+        for longer than it is asked."""
+        if any(self._is_writing_to(pair.host_nqn, nsid) for pair in self._pairs_of(there.nqn)):
+            if self.kind is TargetKind.SPDK:
+                raise TargetUnreachableError("a namespace waits for requests in flight", next_step="wait")
             self._disabling[there.nqn] = nsid
             raise StepPendingError("a namespace waits for requests in flight", next_step="wait")
         return replace(there, namespaces=frozenset(known for known in there.namespaces if known.nsid != nsid))
@@ -195,9 +217,12 @@ class TargetModel:
         """What waited for requests in flight goes on where there are none any more."""
         self.pairs = [pair for pair in self.pairs if pair.is_live or self._is_writing(pair.host_nqn)]
         for nqn, nsid in list(self._disabling.items()):
-            if not any(self._is_writing(pair.host_nqn) for pair in self.pairs if pair.subsystem_nqn == nqn):
+            if not any(self._is_writing_to(pair.host_nqn, nsid) for pair in self._pairs_of(nqn)):
                 del self._disabling[nqn]
                 self.subsystems[nqn] = self._without_namespace(self.subsystems[nqn], nsid)
+
+    def _pairs_of(self, nqn: str) -> list[Pair]:
+        return [pair for pair in self.pairs if pair.subsystem_nqn == nqn]
 
     def _may_fail(self) -> None:
         if self.is_down or (not self.is_flawless and self._rng.random() < UNREACHABLE_RATE):
@@ -208,12 +233,18 @@ class SpdkOfModel(SpdkTarget):
     def __init__(self, model: TargetModel, desired: Export) -> None:
         self._model = model
         self._desired = desired
+        self._rpc = self._settings = cast(Any, _NoBdevs())
 
     def read(self, desired: Export) -> Actual:
         return self._model.read()
 
     def apply(self, step: Step) -> None:
         self._model.apply(step)
+
+
+class _NoBdevs:
+    def drop(self, rpc: object, backing: str) -> None:
+        """Bdevs are not modelled."""
 
 
 class NvmetOfModel(NvmetTarget):

@@ -13,6 +13,7 @@ import pytest
 
 from tests.sim.mutants import MUTANTS, MUTANTS_WITH_DRIVES
 from tests.sim.mutants_around import MUTANTS_AROUND
+from tests.sim.mutants_of_drives import MUTANTS_OF_DRIVES
 from tests.sim.run import STEPS, SimulationFailed, run
 from tests.sim.service import Rules
 
@@ -63,9 +64,14 @@ MUST_HAPPEN = (
 )
 WITH_ONE_DRIVE = ("changes of the owner", "several groups matched", "who was replaced was asked")
 WITH_DRIVES = (
+    "drives added",
     "drives back",
     "drives lost",
+    "drives proven by a host",
+    "drives removed",
+    "drives taken out of the target",
     "drives used otherwise",
+    "hosts told of other drives",
     "lives with a drive that is only read",
     "lives without a drive",
 )
@@ -135,6 +141,12 @@ def test_a_planted_bug_is_found(name: str) -> None:
 def test_a_bug_planted_around_the_store_is_found(name: str) -> None:
     with pytest.raises(SimulationFailed, match="--seed"):
         _run_all(0, MUTANT_WORLDS, MUTANTS_AROUND[name])
+
+
+@pytest.mark.parametrize("name", MUTANTS_OF_DRIVES)
+def test_a_bug_planted_in_how_drives_come_and_go_is_found(name: str) -> None:
+    with pytest.raises(SimulationFailed, match="--drives 3"):
+        _run_all(0, MUTANT_WORLDS, MUTANTS_OF_DRIVES[name], drives=3)
 
 
 @pytest.mark.parametrize("name", MUTANTS_WITH_DRIVES)

@@ -16,10 +16,12 @@ from meshfusion.dpu.export.desired import Export
 from meshfusion.dpu.export.keeper import FencingTarget
 from meshfusion.dpu.export.plan import TargetKind
 from meshfusion.jbof.errors import StaleHolderError
+from meshfusion.jbof.pool_addresses import drive_of_segment
 from tests.sim import host as hosts
 from tests.sim.checks import check_budgets, check_bundles, check_bytes, check_opening
 from tests.sim.dialects import Dialect
-from tests.sim.exports import Exports, Holders, plan_of
+from tests.sim.drive_changes import Removal, taken_out, what_left_stays_away
+from tests.sim.exports import Drives, Exports, Holders, plan_of
 from tests.sim.host import Host, Work
 from tests.sim.medium import IndexModel, Medium, Token, must
 from tests.sim.messages import Message, Post
@@ -47,6 +49,7 @@ class World:
         self.rng = random.Random(seed)
         self.rules = rules or Rules()
         self.drives = SHELVES[drive_count]
+        self.has_several_drives = drive_count > 1
         self.now_s = self.clock_s = self.suspended_until_s = 0.0
         self.is_calm = False  # no faults for a while, so that the pool fills
         self.seen: Counter[str] = Counter()
@@ -66,6 +69,9 @@ class World:
         self.service: Service | None = None
         self.rival: tuple[int, str, Service] | None = None  # its life and machine; see :mod:`tests.sim.owners`
         self.failing_until_s = self.target_down_until_s = 0.0
+        self.devices: Counter[int] = Counter()  # by drive: grows when what is behind its namespace is not what was
+        self.left: set[int] = set()  # drives that were the pool's, and are others' now
+        self.removal: Removal | None = None
         self.absent: set[int] = set()  # drives that have gone, whether the service has seen it or not
         self.post = Post(self.rng, self.seen)
         self.locks_taken: set[str] = set()
@@ -94,11 +100,11 @@ class World:
     def start_service(self, *, is_whole: bool = False) -> None:
         """``is_whole``: with all drives as they should be; else some may be away, and some only be read."""
         self.life += 1
-        fates = {drive: self.rng.random() if len(self.drives) > 1 and not is_whole else 1.0 for drive in self.drives}
+        fates = {drive: self.rng.random() if self.has_several_drives and not is_whole else 1.0 for drive in self.drives}
         here = {drive: fate > 0.3 for drive, fate in fates.items() if fate > 0.15} or dict.fromkeys(self.drives, True)
         self.seen["lives without a drive"] += len(here) < len(self.drives)
         self.seen["lives with a drive that is only read"] += not all(here.values())
-        if len(self.drives) == 1:
+        if not self.has_several_drives:
             self.owners.begin()
         machine = self.owners.machine
         service = self.service = Service(
@@ -111,6 +117,7 @@ class World:
             whims=random.Random(self.rng.random()),
             refusal_rate=REFUSAL_RATE if self.refuses_some else 0.0,
             has_budgets=self.has_budgets,
+            all_numbers=[drive.drive_number for drive in self.drives],
         )
         self.tidying = TidyRun(
             service,
@@ -121,13 +128,14 @@ class World:
             flushes=self.rules.flushes_moves,
         )
         self.exports = Exports(
-            plan_of(self.target_kind, tuple(drive.drive_number for drive in self.drives)),
+            plan_of(self.target_kind),
             lambda desired: self._target_driver()(self.target, desired),
             Holders(
                 service.store.holders.to_serve,
                 service.store.holders.to_cut_off,
                 lambda holder_id: self._cut_off(service, holder_id),
             ),
+            Drives(service.showing.now, lambda number: taken_out(self, service, number)),
         )
         self.fences_seen.clear()
         self.probe()
@@ -142,7 +150,7 @@ class World:
         self.seen["service crashes"] += 1
 
     def forget_service(self) -> None:
-        self.service = self.tidying = self.exports = None
+        self.service = self.tidying = self.exports = self.removal = None
         self.suspended_until_s = 0.0
         self.absent.clear()  # they are there again, or the next life starts without them
         check_bundles(self)
@@ -151,6 +159,7 @@ class World:
             host.is_attached = False
             host.leases.clear()
             host.asked = 0
+            host.is_asking = False
 
     def suspend_service(self) -> None:
         """Nothing of it runs, and its clock stands still; everybody else goes on."""
@@ -187,6 +196,7 @@ class World:
         if self.awake is not None and self.exports is not None:
             problem = self.exports.go_round()
             self.seen["rounds of exports with a problem"] += bool(problem)
+            what_left_stays_away(self)
 
     def _cut_off(self, service: Service, holder_id: str) -> None:
         """The keeper has it confirmed."""
@@ -263,7 +273,9 @@ class World:
         identity = self.rng.choices(hosts.IDENTITIES, (5, 1))[0]
         access = self.rng.choice(list(api.Access))
         dialect = self.rng.choices(list(Dialect), (16, 2, 1, 1))[0]
-        return Host(f"worker-{self._host_count}", identity, access, dialect, self.owners.machine)
+        host = Host(f"worker-{self._host_count}", identity, access, dialect, self.owners.machine)
+        host.asks_for_drives = self._host_count % 7 != 0
+        return host
 
     def replace(self, host: Host) -> None:
         if host.machine == self.owners.machine:
@@ -309,6 +321,7 @@ class World:
             self.land(work, *work.in_flight.pop(self.rng.randrange(len(work.in_flight))))
 
     def land(self, work: Work, lba: int, token: Token) -> None:
+        must(drive_of_segment(token.segment) not in self.left, "a write to a drive that left the pool", token)
         must(token.generation == self.owners.latest.generation(token.segment), "a write into another generation", token)
         self.medium.write(lba, token)
         self.seen["late writes"] += work.expires_s <= self.clock_s

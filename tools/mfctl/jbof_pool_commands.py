@@ -70,7 +70,8 @@ def add(
 ) -> None:
     """Give the pool in POOL one more drive, while it is served or not.
 
-    Nothing is written to it before all engines that are attached know of it.
+    Nothing is written to it before all engines of this machine know of it, or by a host of a target before it says that
+    it reaches it.
     """
     _check_force(data_path, force=force, serial=serial)
     number, segments = _source(pool).add(size_bytes, _absolute(data_path), serial)
@@ -100,14 +101,19 @@ def drain(pool: Path, number: int, stop: bool, output_format: str) -> None:
 @click.command()
 @click.argument("pool", type=PATH)
 @_NUMBER
+@click.option(
+    "--config", "config_path", type=PATH, metavar="FILE",
+    help="The service's configuration: where none runs, and the pool was exported, so that its target can be asked.",
+)  # fmt: skip
 @format_option
-def remove(pool: Path, number: int, output_format: str) -> None:
+def remove(pool: Path, number: int, config_path: Path | None, output_format: str) -> None:
     """Take drive NUMBER out of the pool in POOL, with the chunks on it; it may be gone already.
 
-    While an engine reads from it or may write to it that is waited for, a minute at most; where no service runs, no
-    engine that used it may live. What is on it stays, but for a file inside POOL, which is deleted.
+    While an engine reads from it or may write to it, or its target has not confirmed that no host reaches it, that is
+    waited for, a minute at most; where no service runs, no engine that used it may live. What is on it stays, but for a
+    file inside POOL, which is deleted.
     """
-    count = _source(pool).remove(number)
+    count = _source(pool).remove(number, config_path)
     if output_format != "table":
         print_document({"number": number, "chunks_forgotten": count}, output_format)
     else:

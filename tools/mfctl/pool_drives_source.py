@@ -16,6 +16,7 @@ from meshfusion.dpu.pool_drives import find_drives
 from meshfusion.dpu.pool_remove import remove_drive, set_draining
 from meshfusion.jbof.drives.life_words import Reason
 from meshfusion.tools.mfctl.encrypted_pools import drives_open
+from meshfusion.tools.mfctl.exported_pool import exported_pool, target_of
 from meshfusion.tools.mfctl.progress import Progress
 from meshfusion.tools.mfctl.service_access import access_to
 
@@ -37,8 +38,9 @@ class PoolDrivesSource(Protocol):
 
     def drain(self, number: int, *, is_ended: bool) -> None: ...
 
-    def remove(self, number: int) -> int:
-        """How many chunks lay on it."""
+    def remove(self, number: int, config_path: Path | None = None) -> int:
+        """How many chunks lay on it. ``config_path``: the service's configuration, where its target is to be asked and
+        no service runs that does."""
         ...
 
 
@@ -64,7 +66,7 @@ class _Served:
     def drain(self, number: int, *, is_ended: bool) -> None:
         self._admin.drain_drive(DrainDriveRequest(number, is_ended=is_ended), deadline_s=_DEADLINE_S)
 
-    def remove(self, number: int) -> int:
+    def remove(self, number: int, config_path: Path | None = None) -> int:
         return self._admin.remove_drive(RemoveDriveRequest(number), deadline_s=_DEADLINE_S)
 
     def _row(self, drive: DriveStatus) -> dict[str, Any]:
@@ -146,6 +148,8 @@ class _AtRest:
         with drives_open(self._pool):
             set_draining(self._pool, number, is_draining=not is_ended)
 
-    def remove(self, number: int) -> int:
+    def remove(self, number: int, config_path: Path | None = None) -> int:
+        served = None if config_path is None else exported_pool(self._pool, config_path)
+        has_hosts = None if served is None else target_of(self._pool, served)
         with drives_open(self._pool):
-            return remove_drive(self._pool, number)
+            return remove_drive(self._pool, number, has_hosts=has_hosts)

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import shlex
 import time
-import uuid
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from meshfusion.jbof.errors import ConfigError
 from meshfusion.tools.mfctl.encrypted_pools import drives_open
+from meshfusion.tools.mfctl.exported_pool import exported_pool, target_of
 from meshfusion.tools.mfctl.output import format_bytes, format_option, format_seconds, print_document
 from meshfusion.tools.mfctl.progress import Progress
 
 if TYPE_CHECKING:
     from meshfusion.dpu.budgets import SpentBudgets
-    from meshfusion.dpu.config import MediumConfig, ServedPool, ServiceConfig
-    from meshfusion.dpu.pool_rebuild import HasHosts
+    from meshfusion.dpu.config import MediumConfig
 
 PATH = click.Path(path_type=Path, readable=False)
 
@@ -41,9 +38,8 @@ def rebuild_index(path: Path, config_path: Path | None, output_format: str) -> N
     """
     from meshfusion.dpu.pool_rebuild import rebuild_index as rebuild
 
-    config = None if config_path is None else _config(config_path)
-    served = None if config is None else _served(path, config, config_path)
-    has_hosts = None if served is None else _has_hosts(path, served)
+    served = None if config_path is None else exported_pool(path, config_path)
+    has_hosts = None if served is None else target_of(path, served)
     began_s = time.monotonic()
     with drives_open(path), Progress("reading segments") as progress:
         rebuilt = rebuild(path, progress.update, has_hosts=has_hosts)
@@ -84,41 +80,6 @@ def _tell_budgets(budgets: SpentBudgets, medium: MediumConfig | None) -> None:
         f"tell what was written lately: the service saves nothing for its first {format_seconds(first_s)}{divisor}, "
         f"and less than usual for up to {format_seconds(budgets.whole_s)}"
     )
-
-
-def _config(config_path: Path) -> ServiceConfig:
-    from meshfusion.dpu.config import load_service_config
-
-    config = load_service_config(config_path)
-    if config.exports is None:
-        raise ConfigError(
-            f"{config_path} has no exports, so it names no target", next_step="name the service's configuration"
-        )
-    return config
-
-
-def _served(path: Path, config: ServiceConfig, config_path: Path | None) -> ServedPool:
-    """Which of the configuration's pools the one at ``path`` is. Raises ConfigError where several have other paths."""
-    if config.pools is None:
-        return config.served[0]
-    for served in config.served:
-        if served.pool.path.resolve() == path.resolve():
-            return served
-    paths = ", ".join(str(served.pool.path) for served in config.served)
-    raise ConfigError(f"{path} is no pool of {config_path}", next_step=f"name one of them: {paths}")
-
-
-def _has_hosts(path: Path, served: ServedPool) -> HasHosts:
-    from meshfusion.dpu.export.opening import has_hosts
-    from meshfusion.dpu.pool_dir import PoolLayout
-
-    exports = served.exports
-    assert exports is not None, "as the configuration has some"
-
-    def ask(pool_uuid: uuid.UUID, exported_as: str) -> bool:
-        return partial(has_hosts, exports)(pool_uuid, exported_as, PoolLayout(path.absolute()))
-
-    return ask
 
 
 @click.command()

@@ -62,9 +62,9 @@ def _open_pool(
     *,
     may_take_over: bool,
 ) -> Pool:
+    from meshfusion.dpu.drive_options import DriveOptions
     from meshfusion.dpu.pool import Pool, PoolOptions
     from meshfusion.dpu.pool_tending import Policy
-    from meshfusion.dpu.running_drives import DriveOptions
 
     for note in served.notes:
         log.warning("%s", note)

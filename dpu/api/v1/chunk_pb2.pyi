@@ -304,14 +304,24 @@ class AbortReply(_message.Message):
     def __init__(self) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("holder_id", "epoch", "lease_ids")
+    __slots__ = ("holder_id", "epoch", "lease_ids", "reached")
     HOLDER_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     LEASE_IDS_FIELD_NUMBER: _ClassVar[int]
+    REACHED_FIELD_NUMBER: _ClassVar[int]
     holder_id: str
     epoch: int
     lease_ids: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, holder_id: _Optional[str] = ..., epoch: _Optional[int] = ..., lease_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+    reached: Reached
+    def __init__(self, holder_id: _Optional[str] = ..., epoch: _Optional[int] = ..., lease_ids: _Optional[_Iterable[str]] = ..., reached: _Optional[_Union[Reached, _Mapping[str, object]]] = ...) -> None: ...
+
+class Reached(_message.Message):
+    __slots__ = ("drives_version", "namespaces")
+    DRIVES_VERSION_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACES_FIELD_NUMBER: _ClassVar[int]
+    drives_version: int
+    namespaces: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, drives_version: _Optional[int] = ..., namespaces: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class HeartbeatReply(_message.Message):
     __slots__ = ("lost_lease_ids", "drives_version", "is_draining")

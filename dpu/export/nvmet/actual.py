@@ -65,9 +65,8 @@ def _listener(tree: ConfigFs, port: str) -> Listener | str:
 
 def _subsystem(tree: ConfigFs, nqn: str, ports: dict[str, Listener | str]) -> ActualSubsystem:
     folder = f"subsystems/{nqn}"
-    there = [
-        _namespace(tree, f"{folder}/namespaces/{nsid}", int(nsid)) for nsid in tree.entries(f"{folder}/namespaces")
-    ]
+    folders = {f"{folder}/namespaces/{nsid}": int(nsid) for nsid in tree.entries(f"{folder}/namespaces")}
+    there = [_namespace(tree, its_folder, nsid) for its_folder, nsid in folders.items()]
     linked = [listener for port, listener in ports.items() if nqn in tree.entries(f"ports/{port}/subsystems")]
     oddities = [thing for thing in (*there, *linked) if isinstance(thing, str)]
     return ActualSubsystem(
@@ -78,6 +77,7 @@ def _subsystem(tree: ConfigFs, nqn: str, ports: dict[str, Listener | str]) -> Ac
         hosts=frozenset((host, _has_key(tree, host)) for host in tree.entries(f"{folder}/allowed_hosts")),
         listeners=frozenset(listener for listener in linked if isinstance(listener, Listener)),
         foreign="; ".join(sorted(oddities)),
+        backings=frozenset(tree.read(f"{its_folder}/device_path") for its_folder in folders),
     )
 
 

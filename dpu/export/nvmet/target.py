@@ -10,7 +10,7 @@ from dataclasses import replace
 from meshfusion.dpu.export.actual import Actual
 from meshfusion.dpu.export.desired import Address, AnaState, Export
 from meshfusion.dpu.export.errors import ExportError
-from meshfusion.dpu.export.fence import Fence, NotYet, verdict
+from meshfusion.dpu.export.fence import Fence, NotYet, verdict, withdrawal
 from meshfusion.dpu.export.layout import host_subsystem_nqn
 from meshfusion.dpu.export.nvmet.actual import read_actual
 from meshfusion.dpu.export.nvmet.configfs import ConfigFs
@@ -58,6 +58,17 @@ class NvmetTarget:
         except ExportError as error:
             return NotYet(error.message)
         return verdict(actual, host_nqn, host_subsystem_nqn(self._desired.nqn_prefix, host_nqn))
+
+    def withdraw(self, nsid: int, backing: str) -> Fence:
+        """Is the drive behind this namespace, which is not desired any more, shown to nobody, and at rest? Ask again
+        until it is confirmed, after :meth:`desire`."""
+        if busy := self._worker.busy_with:  # as of a fence
+            return NotYet(busy)
+        try:
+            actual = self.read(self._desired)
+        except ExportError as error:
+            return NotYet(error.message)
+        return withdrawal(actual, nsid, backing, self._desired.manages)
 
     def read(self, desired: Export) -> Actual:
         actual = read_actual(self._tree)

@@ -35,6 +35,7 @@ def parse_subsystem(report: Any, listeners: Any, qpairs: Any) -> ActualSubsystem
             listeners=frozenset(_each(map(_listener, listeners), oddities)),
             connections=frozenset(Connection(pair["hostnqn"], pair["state"] not in _TORN_DOWN) for pair in qpairs),
             foreign="; ".join(oddities),
+            backings=frozenset(namespace["bdev_name"] for namespace in report["namespaces"]),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UnsupportedError(

@@ -9,16 +9,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from meshfusion.dpu.export.actual import Actual, ActualSubsystem
-from meshfusion.dpu.export.desired import Export, Host
+from meshfusion.dpu.export.desired import Export, Host, Namespace
 from meshfusion.dpu.export.errors import ExportError, StepRefusedError
-from meshfusion.dpu.export.fence import Fence, NotYet, verdict
+from meshfusion.dpu.export.fence import Confirmed, Fence, NotYet, verdict, withdrawal
 from meshfusion.dpu.export.reconcile import Report, reconcile
 from meshfusion.dpu.export.spdk.actual import is_nvm_subsystem, parse_subsystem
 from meshfusion.dpu.export.spdk.calls import call_of, key_name
 from meshfusion.dpu.export.spdk.client import SpdkRpc
 from meshfusion.dpu.export.spdk.sizing import Sizing
 from meshfusion.dpu.export.spdk.start import Timeouts, bring_up
-from meshfusion.dpu.export.steps import AddHost, RemoveHost, Step
+from meshfusion.dpu.export.steps import AddHost, AddNamespace, RemoveHost, Step
 from meshfusion.jbof.errors import UnsupportedError
 
 _LOG = logging.getLogger(__name__)
@@ -29,14 +29,17 @@ KEY_EXISTS = -17
 
 @dataclass(frozen=True, slots=True)
 class SpdkSettings:
-    """``attach``: called on every new connection, before exports are applied, with the connected client: it makes the
-    bdevs that namespaces are backed by, idempotently.
+    """``attach``: called on every new connection, before exports are applied, with the connected client. ``make``:
+    then, for every namespace, and before one is added: it makes the bdev that the namespace is backed by, idempotently.
+    ``drop``: called with the name of a bdev whose drive is shown to nobody any more.
     """
 
     sizing: Sizing
     transports: frozenset[str]
-    attach: Callable[[SpdkRpc], None]
+    attach: Callable[[SpdkRpc], None] = lambda _: None
     timeouts: Timeouts = field(default_factory=Timeouts)
+    make: Callable[[SpdkRpc, Namespace], None] = lambda _, __: None
+    drop: Callable[[SpdkRpc, str], None] = lambda _, __: None
 
 
 class SpdkTarget:
@@ -83,6 +86,17 @@ class SpdkTarget:
             return NotYet(error.message)
         return verdict(actual, host_nqn)
 
+    def withdraw(self, nsid: int, backing: str) -> Fence:
+        """Is the drive behind this namespace, which is not desired any more, shown to nobody, and at rest? Ask again
+        until it is confirmed, after :meth:`desire`. Its bdev goes with it, where it was made by us."""
+        try:
+            found = withdrawal(self.read(self._desired), nsid, backing, self._desired.manages)
+            if found == Confirmed() and backing:
+                self._settings.drop(self._rpc, backing)
+        except (ExportError, UnsupportedError) as error:
+            return NotYet(error.message)
+        return found
+
     def read(self, desired: Export) -> Actual:
         self._bring_up()
         read_s = self._settings.timeouts.read_s
@@ -110,6 +124,8 @@ class SpdkTarget:
     def apply(self, step: Step) -> None:
         if isinstance(step, AddHost) and step.host.key_file is not None:
             self._add_key(step.host)
+        if isinstance(step, AddNamespace):
+            self._settings.make(self._rpc, step.namespace)
         method, parameters = call_of(step)
         self._rpc.call(method, self._settings.timeouts.change_s, **parameters)
         if isinstance(step, RemoveHost):
@@ -122,6 +138,8 @@ class SpdkTarget:
         if connection != self._connection:
             self._start()
             self._settings.attach(self._rpc)
+            for namespace in sorted(self._desired.namespaces, key=lambda namespace: namespace.backing):
+                self._settings.make(self._rpc, namespace)
             self._connection = connection
 
     def _start(self) -> None:

@@ -7,9 +7,10 @@ import threading
 import time
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
+from functools import partial
 from typing import Final
 
-from meshfusion.dpu.api.types import Attachment
+from meshfusion.dpu.api.types import Attachment, Reached
 from meshfusion.host.connector.path_gate import PathState
 from meshfusion.host.path.data_path import DataPath
 from meshfusion.jbof.errors import MeshFusionError
@@ -51,7 +52,11 @@ class PathSlot:
         self._opening: _Opening | None = None
         self._ending: list[threading.Thread] = []
         self._retry_from_s = 0.0
+        self._following: _Opening | None = None  # the drives of a target, over the path that is in use
+        self._followed = 0  # the drives' version that was tried last
+        self._follow_from_s = 0.0  # when it is tried again
         self._told = ""
+        self._reached: Reached | None = None  # as it was told last
         self._change: PathState | None = None
 
     @property
@@ -87,11 +92,14 @@ class PathSlot:
 
     def follow(self, attachment: Attachment | None, *, is_writing: bool) -> None:
         """``is_writing``: under the former attachment; its path stays until that has ended."""
-        if attachment is None or is_writing or self._opening is not None:
+        if attachment is None or self._opening is not None:
             return
         former = self._attachment
         is_alike = former is not None and is_reached_alike(former, attachment)
         if former is not None and former.holder_id == attachment.holder_id and is_alike:
+            self._follow_drives(attachment)
+            return
+        if is_writing:
             return
         if former is not None and is_alike and _is_same_data(former, attachment):
             self._attachment = attachment
@@ -102,8 +110,39 @@ class PathSlot:
         if time.monotonic() >= self._retry_from_s:
             self._opening = _Opening(attachment, self._open_path)
 
+    def _follow_drives(self, attachment: Attachment) -> None:
+        """Of a target: those that have come are proven over the path that is in use, those that have gone are left.
+        What could not be proven is tried again."""
+        path, former = self._path, self._attachment
+        drives = None if path is None else path.exported
+        if path is None or drives is None or former is None or self._following is not None:
+            return
+        is_as_told = former.drives_version == attachment.drives_version
+        if is_as_told and drives.nsids >= {namespace.nsid for namespace in attachment.namespaces}:
+            return
+        if attachment.drives_version != self._followed or time.monotonic() >= self._follow_from_s:
+            self._followed = attachment.drives_version
+            self._following = _Opening(attachment, partial(_reach, path))
+
+    def _advance_drives(self) -> None:
+        """Nothing waits for that: places are granted, and chunks offered, on the drives that were told."""
+        following = self._following
+        if following is None or following.result is None or self._change is not None:
+            return
+        self._following = None
+        self._follow_from_s = time.monotonic() + RETRY_S
+        if isinstance(following.result, MeshFusionError):
+            logger.error("none of the pool's drives is reached as it is now: %s", following.result)
+        elif following.result is self._path:
+            former, self._attachment = self._attachment, following.attachment
+            now = _state_of(following.result, following.attachment)
+            has_changed = former is None or former.drives_version != following.attachment.drives_version
+            if has_changed or now.reached != self._reached:
+                self._change, self._reached = now, now.reached
+
     def advance(self) -> bool:
         """Has an opening ended, well or not? Then what waited for it can be decided."""
+        self._advance_drives()
         opening = self._opening
         if opening is None or opening.result is None:
             return False
@@ -118,7 +157,9 @@ class PathSlot:
             self._change = PathState(opening.attachment.holder_id, message)
             return True
         self._told = ""
-        self._change = PathState(opening.attachment.holder_id)
+        self._change = _state_of(opening.result, opening.attachment)
+        self._reached = self._change.reached
+        self._followed, self._follow_from_s = opening.attachment.drives_version, time.monotonic() + RETRY_S
         former, self._path, self._attachment = self._path, opening.result, opening.attachment
         if former is not None:
             self._end(former)
@@ -159,9 +200,22 @@ class PathSlot:
 
 
 def is_reached_alike(one: Attachment, other: Attachment) -> bool:
-    """May what was opened for one go on for the other? Else a drive has come, or lies elsewhere. An export's drives are
-    its target's affair."""
+    """May what was opened for one go on for the other? Else a drive has come, or lies elsewhere. Of an export, drives
+    come to the path that is in use."""
     return one.export is not None or one.drives_version == other.drives_version
+
+
+def _reach(path: DataPath, attachment: Attachment) -> DataPath:
+    assert path.exported is not None
+    path.exported.reach(attachment)
+    return path
+
+
+def _state_of(path: DataPath, attachment: Attachment) -> PathState:
+    if path.exported is None:
+        return PathState(attachment.holder_id)
+    nsids = tuple(sorted(path.exported.nsids))
+    return PathState(attachment.holder_id, reached=Reached(attachment.drives_version, nsids))
 
 
 def _is_same_data(one: Attachment, other: Attachment) -> bool:

@@ -203,6 +203,8 @@ class SchedulerSide:
         if report is not None:
             for path in report.paths:
                 self._gate.workers_told(path)
+                if (reached := self._gate.reached(path.holder_id)) is not None:
+                    self._client.set_reached(path.holder_id, reached)
             for load in report.loads:
                 self._load_reported(load)
             self._pipeline.written(self._now_s(), report.written)

@@ -22,6 +22,7 @@ from tests.dpu.api.fake_service import make_chunk, make_status
 
 u32 = st.integers(0, 2**32 - 1)
 u63 = st.integers(0, 2**63 - 1)
+reached = st.none() | st.builds(t.Reached, u63, st.lists(st.integers(1, 2**32 - 1), max_size=9).map(tuple))
 positive = st.integers(1, 2**63 - 1)
 keys = st.binary(min_size=32, max_size=32)
 # Any text a str can hold and UTF-8 can carry.
@@ -179,7 +180,7 @@ CASES: dict[str, tuple[st.SearchStrategy[Any], Codec]] = {
         (codec_writes.abort_request_to_pb, codec_writes.abort_request_from_pb),
     ),
     "heartbeat": (
-        st.builds(t.HeartbeatRequest, ids, u63, tuples_of(ids)),
+        st.builds(t.HeartbeatRequest, ids, u63, tuples_of(ids), reached),
         (codec.heartbeat_request_to_pb, codec.heartbeat_request_from_pb),
     ),
     "heartbeat reply": (

@@ -75,7 +75,16 @@ SENT_ONCE = {
         *("Extent", "ShardSize", "Shard", "ChunkRecord", "AttachRequest", "Namespace", "Attachment"),
         *("MatchRequest", "MatchReply", "ReleaseRequest", "ReserveItem", "ReserveRequest", "ReserveResult"),
         *("ReserveReply", "CommitItem", "CommitRequest", "CommitReply", "AbortRequest", "HeartbeatRequest"),
-        *("HeartbeatReply", "DropRequest", "DetachRequest", "ListRequest", "ListReply", "HolderStatus", "PoolStatus"),
+        *(
+            "HeartbeatReply",
+            "Reached",
+            "DropRequest",
+            "DetachRequest",
+            "ListRequest",
+            "ListReply",
+            "HolderStatus",
+            "PoolStatus",
+        ),
     ],
 )
 def test_messages_have_the_fields_of_the_value_types(name: str) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from meshfusion.dpu.export.spdk.calls import REQUIRED_METHODS
@@ -24,6 +25,7 @@ ALWAYS = frozenset({"spdk_get_version", "rpc_get_methods", "framework_wait_init"
 RUNTIME = (
     REQUIRED_METHODS
     | {"bdev_malloc_create", "bdev_delay_create", "bdev_get_bdevs", "bdev_set_qos_limit", "keyring_get_keys"}
+    | {"bdev_aio_create", "bdev_aio_delete"}
 ) - ALWAYS
 ONLY_BEFORE = (
     "Method may only be called before framework is initialized. Use --wait-for-rpc command line parameter and then "
@@ -44,6 +46,7 @@ class FakeSpdk:
         self.methods: list[str] = []
         self.started = False
         self.bdevs: list[str] = []
+        self.aio: dict[str, dict[str, Any]] = {}
         self.rate_limits: dict[str, dict[str, int]] = {}
         self.transports: dict[str, dict[str, Any]] = {}
         self.subsystems: dict[str, FakeSubsystem] = {}
@@ -119,12 +122,38 @@ class FakeSpdk:
         self.bdevs.append(name)
         return name
 
+    def _bdev_aio_create(self, name: str, filename: str, block_size: int, fallocate: bool, uuid: str) -> Any:
+        if not Path(filename).exists():
+            raise Fault(-2, "No such file or directory")
+        if name in self.bdevs:
+            raise Fault(-17, "File exists")
+        self.bdevs.append(name)
+        self.aio[name] = {"uuid": uuid, "driver_specific": {"aio": {"filename": filename, "fallocate": fallocate}}}
+        return name
+
+    def _bdev_aio_delete(self, name: str) -> Any:
+        """With the namespaces that show it."""
+        if name not in self.aio:
+            raise Fault(-19, "No such device")
+        for subsystem in self.subsystems.values():
+            shown = [nsid for nsid, namespace in subsystem.namespaces.items() if namespace["bdev_name"] == name]
+            for nsid in shown:
+                del subsystem.namespaces[nsid]
+        self.bdevs.remove(name)
+        del self.aio[name]
+        self.rate_limits.pop(name, None)
+        return True
+
     def _bdev_get_bdevs(self, name: str | None = None) -> Any:
         if name is not None and name not in self.bdevs:
             raise Fault(-19, "No such device")
         nothing = dict.fromkeys(("rw_ios_per_sec", "rw_mbytes_per_sec", "r_mbytes_per_sec", "w_mbytes_per_sec"), 0)
         return [
-            {"name": there, "assigned_rate_limits": nothing | self.rate_limits.get(there, {})}
+            {
+                "name": there,
+                "assigned_rate_limits": nothing | self.rate_limits.get(there, {}),
+                **self.aio.get(there, {}),
+            }
             for there in self.bdevs
             if name in (None, there)
         ]

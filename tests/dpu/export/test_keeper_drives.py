@@ -10,33 +10,11 @@ from pathlib import Path
 import pytest
 
 from meshfusion.dpu.api import types as api
-from meshfusion.dpu.pool_create import add_drive, create_pool_of_drives
+from meshfusion.dpu.pool_create import add_drive
 from meshfusion.jbof.pool_addresses import drive_of_segment
-from tests.dpu.export.fake_nvmet import FakeKernel
-from tests.dpu.export.keeper_cases import SILENCE_S, Rig, until
-from tests.dpu.pool_cases import SEGMENT_BYTES, SIZE_BYTES
-
-
-class DrivesRig(Rig):
-    """A pool of three drives."""
-
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / "pool"
-        create_pool_of_drives(self.path, size_bytes=SIZE_BYTES, segment_bytes=SEGMENT_BYTES, data_paths=[None] * 3)
-        self.devices = {nsid: str((self.path / name).resolve()) for nsid, name in enumerate(DRIVE_FILES, start=1)}
-        self.kernel = FakeKernel(set(self.devices.values()))
-        self.now_s = 0.0
-        self.prefix = None
-        self.pool = self.open()
-
-    def exported(self, attachment: api.Attachment) -> dict[int, str]:
-        """The devices behind the namespaces of its subsystem."""
-        assert attachment.export is not None
-        folder = f"subsystems/{attachment.export.subsystem_nqn}/namespaces"
-        return {int(nsid): self.kernel.read(f"{folder}/{nsid}/device_path") for nsid in self.kernel.entries(folder)}
-
-
-DRIVE_FILES = ("data", "data.1", "data.2")
+from tests.dpu.export.drives_rig import DrivesRig
+from tests.dpu.export.keeper_cases import SILENCE_S, until
+from tests.dpu.pool_cases import SIZE_BYTES
 
 
 @pytest.fixture

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from meshfusion.dpu.config_exports import SpdkConfig
-from meshfusion.dpu.export.errors import StepRefusedError
-from meshfusion.dpu.export.opening import attach_files, bdevs_of
+from meshfusion.dpu.export.plan import ExportPlan, TargetKind, check_bdevs, nqn_prefix_of
 from meshfusion.jbof.errors import ConfigError, FieldValueError
 
 POOL = uuid.UUID(int=7)
@@ -20,21 +19,37 @@ def spdk(**options: Any) -> SpdkConfig:
     return SpdkConfig(socket=Path("/s"), memory=8 << 30, **options)
 
 
+def plan_of(**options: Any) -> ExportPlan:
+    named = spdk(**options).named_bdevs
+    return ExportPlan(TargetKind.SPDK, nqn_prefix_of(POOL), POOL, {}, frozenset(), named_bdevs=named)
+
+
+def backings(plan: ExportPlan, *numbers: int) -> dict[int, str]:
+    return dict(plan.showing({number: Path(f"/d/{number}") for number in numbers}).backings)
+
+
 def test_bdevs_of_files_are_named_after_the_pool_and_the_drive() -> None:
-    assert bdevs_of(spdk(), POOL, [0, 2]) == {0: f"mf-{POOL}", 2: f"mf-{POOL}-2"}
+    assert backings(plan_of(), 0, 2) == {0: f"mf-{POOL}", 2: f"mf-{POOL}-2"}
+
+
+def test_the_kernel_is_shown_the_drives_themselves() -> None:
+    plan = ExportPlan(TargetKind.NVMET, nqn_prefix_of(POOL), POOL, {}, frozenset())
+    assert backings(plan, 0, 2) == {0: "/d/0", 2: "/d/2"}
 
 
 def test_bdevs_that_are_named_are_those_of_the_drives_numbers() -> None:
-    assert bdevs_of(spdk(bdev="n0"), POOL, [0]) == {0: "n0"}
-    assert bdevs_of(spdk(bdev="n0", bdevs={1: "n1", 2: "n2"}), POOL, [2, 0]) == {2: "n2", 0: "n0"}, "1 is away"
-    assert bdevs_of(spdk(bdevs={0: "n0", 3: "n3"}), POOL, [0, 3]) == {0: "n0", 3: "n3"}
+    assert backings(plan_of(bdev="n0"), 0) == {0: "n0"}
+    assert backings(plan_of(bdev="n0", bdevs={1: "n1", 2: "n2"}), 2, 0) == {2: "n2", 0: "n0"}, "1 is away"
+    assert backings(plan_of(bdevs={0: "n0", 3: "n3"}), 0, 3) == {0: "n0", 3: "n3"}
 
 
 @pytest.mark.parametrize("options", [{"bdev": "n0"}, {"bdev": "n0", "bdevs": {2: "n2"}}])
 def test_a_drive_without_a_bdev_is_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="names no bdev for drive 1 of the pool") as refused:
-        bdevs_of(spdk(**options), POOL, [0, 1])
+        check_bdevs(plan_of(**options), [0, 1])
     assert "exports.spdk.bdevs" in refused.value.next_step
+    check_bdevs(plan_of(**options), [0])
+    check_bdevs(plan_of(), [0, 1])
 
 
 @pytest.mark.parametrize(
@@ -48,32 +63,3 @@ def test_a_drive_without_a_bdev_is_refused(options: dict[str, Any]) -> None:
 def test_bdevs_that_cannot_be(options: dict[str, Any], message: str) -> None:
     with pytest.raises((FieldValueError, ValueError), match=message):
         spdk(**options)
-
-
-class Rpc:
-    def __init__(self, code: int = 0) -> None:
-        self.code = code
-        self.calls: list[tuple[str, dict[str, Any]]] = []
-
-    def call(self, method: str, timeout_s: float, **parameters: Any) -> None:
-        self.calls.append((method, parameters))
-        if self.code:
-            raise StepRefusedError("no", code=self.code, next_step="-")
-
-
-FILES = {"b0": "/d/0", "b1": "/d/1"}
-
-
-@pytest.mark.parametrize("code", [0, -17])
-def test_each_file_is_attached_whether_it_was_before_or_not(code: int) -> None:
-    rpc = Rpc(code)
-    attach_files(FILES, rpc)
-    assert rpc.calls == [
-        ("bdev_aio_create", {"name": name, "filename": file, "block_size": 4096, "fallocate": True})
-        for name, file in FILES.items()
-    ]
-
-
-def test_a_file_that_cannot_be_attached_is_told() -> None:
-    with pytest.raises(StepRefusedError):
-        attach_files(FILES, Rpc(-22))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 
 from meshfusion.dpu.export.desired import Export
 from meshfusion.dpu.export.errors import StepRefusedError
-from meshfusion.dpu.export.opening import attach_drives
+from meshfusion.dpu.export.spdk.bdevs import make_bdev
 from meshfusion.dpu.export.spdk.client import SpdkRpc
 from meshfusion.dpu.export.spdk.rate_limits import RateLimits, keep_limits
 from meshfusion.dpu.export.spdk.sizing import MIB, Machine, size
@@ -26,9 +27,9 @@ def target_of(rpc: FakeRpc, limits: RateLimits | None) -> SpdkTarget:
         there = {bdev["name"] for bdev in rpc.call("bdev_get_bdevs", 1.0)}
         for name in {"a0", "a1", "b0"} - there:
             rpc.call("bdev_malloc_create", 1.0, name=name, num_blocks=1, block_size=4096)
-        attach_drives({}, ("a0", "a1"), limits, rpc)
 
-    settings = SpdkSettings(size(Machine(400 * MIB, 1, connections=4)), frozenset({"tcp"}), attach)
+    sizing = size(Machine(400 * MIB, 1, connections=4))
+    settings = SpdkSettings(sizing, frozenset({"tcp"}), attach, make=partial(make_bdev, limits))
     return SpdkTarget(rpc, settings, Export("nqn.2026-11.io.meshfusion:test"))
 
 

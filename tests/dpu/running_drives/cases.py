@@ -8,8 +8,8 @@ from pathlib import Path
 
 from meshfusion.dpu.api.drive_types import DriveStatus
 from meshfusion.dpu.api.types import HeartbeatReply, HeartbeatRequest, ReserveOutcome
+from meshfusion.dpu.drive_options import DriveOptions
 from meshfusion.dpu.pool import Pool
-from meshfusion.dpu.running_drives import DriveOptions
 from meshfusion.jbof.pool_addresses import drive_of_segment
 from tests.dpu.pool_cases import DEADLINE_S, FULL_SEGMENT_UNITS, SIZE_BYTES, Holder
 

@@ -13,8 +13,9 @@ from meshfusion.dpu import drives_keeper, pool_parts
 from meshfusion.dpu.api.drive_types import DrainDriveRequest
 from meshfusion.dpu.api.types import DropRequest, Extent, ReserveOutcome
 from meshfusion.dpu.drive_look import Sighting, look_at
+from meshfusion.dpu.drive_options import DriveOptions
 from meshfusion.dpu.pool import Pool
-from meshfusion.dpu.running_drives import MOST_SUSPECTS, DriveOptions
+from meshfusion.dpu.running_drives import MOST_SUSPECTS
 from meshfusion.jbof.drives.health import LOG_BYTES, Warnings, parse_health
 from meshfusion.jbof.drives.life_words import Fault
 from meshfusion.jbof.drives.system.files import FileDrives

@@ -15,7 +15,7 @@ import pytest
 
 from meshfusion.dpu import drives_keeper
 from meshfusion.dpu.api.drive_types import DrainDriveRequest
-from meshfusion.dpu.api.types import Access, ReserveOutcome
+from meshfusion.dpu.api.types import ReserveOutcome
 from meshfusion.dpu.drive_return import take_back
 from meshfusion.dpu.index import Index
 from meshfusion.dpu.pool import Pool
@@ -151,21 +151,6 @@ def test_a_copy_of_the_drive_is_used_and_told_to_engines(sound: None, path: Path
     assert matched(holder, without(chunks, 0)) == without(chunks, 0)
     until(lambda: counter(pool, "drives_only_read") == 0, what="for its writes")
     assert 1 in put(holder, 200, 6).values()
-
-
-def test_a_host_of_a_target_need_not_hear_of_drives(path: Path, pool: Pool, holder: Holder) -> None:
-    chunks = put(holder, 0, 6)
-    file = path.parent / "one"
-    file.rename(path.parent / "elsewhere")
-    until(is_in(pool, 1, "gone"), what="for the loss")
-    (path.parent / "elsewhere").rename(file)
-    until(is_in(pool, 1, "online"), what="for the return")
-    assert matched(holder, chunks) == without(chunks, 1)
-    known = pool._store.holders.get(holder.id)
-    assert known is not None
-    known.record = replace(known.record, access=Access.NVMEOF)
-    assert matched(holder, chunks) == chunks
-    known.record = replace(known.record, access=Access.LOCAL)
 
 
 @pytest.mark.parametrize("wrong", ["blank", "other", "short", "stale"])

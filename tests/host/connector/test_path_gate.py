@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from meshfusion.dpu.api.types import Reached
 from meshfusion.host.connector.path_gate import Gate, PathGate, PathState
 
 OPEN, WAIT, CLOSED = Gate.OPEN, Gate.WAIT, Gate.CLOSED
@@ -46,6 +47,25 @@ def test_all_ranks_must_reach_the_data() -> None:
     assert gate.look(6.0) is CLOSED, "that was another"
     gate.workers_told(PathState("two", rank=1))
     assert gate.look(6.0) is OPEN
+
+
+def test_what_all_ranks_reach_is_what_an_engine_reaches() -> None:
+    gate = PathGate(2)
+    gate.workers_told(PathState("one", rank=0, reached=Reached(4, (1, 2, 3))))
+    assert gate.reached("one") is None, "the other rank has yet to say it"
+    gate.workers_told(PathState("one", rank=1, reached=Reached(3, (2, 3, 4))))
+    assert gate.reached("one") == Reached(3, (2, 3))
+    assert gate.reached("two") is None
+    gate.workers_told(PathState("two", rank=0, reached=Reached(5, (1,))))
+    assert (gate.reached("one"), gate.reached("two")) == (None, None), "one rank is ahead"
+    gate.workers_told(PathState("two", "no path", rank=1, reached=Reached(5, (1,))))
+    assert gate.reached("two") is None
+
+
+def test_who_opens_drives_itself_says_nothing_of_them() -> None:
+    gate = PathGate()
+    gate.workers_told(PathState("one"))
+    assert gate.reached("one") is None
 
 
 def test_one_rank_without_a_path_is_not_waited_for_by_others() -> None:

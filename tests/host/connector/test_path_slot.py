@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from meshfusion.dpu.api.types import Attachment, Export, Namespace, Portal
+from meshfusion.dpu.api.types import Attachment, Export, Namespace, Portal, Reached
 from meshfusion.host.connector.path_gate import PathState
 from meshfusion.host.connector.vllm import path_slot
 from meshfusion.host.connector.vllm.path_slot import PathSlot
@@ -22,9 +22,26 @@ FAR = Attachment("pool", "one", 1, (Namespace(1, "", 4096, 1 << 20),), "", 30.0,
 LOCAL = replace(FAR, holder_id="local-1", liveness_path="/run/one.alive", export=None)
 
 
+class FakeDrives:
+    """Those of a target. ``away``: NSIDs that it does not show; ``error``: of none at all."""
+
+    def __init__(self, nsids: set[int]) -> None:
+        self.nsids = frozenset(nsids)
+        self.away: set[int] = set()
+        self.error: Exception | None = None
+        self.asked: list[int] = []  # with which version
+
+    def reach(self, attachment: Attachment) -> None:
+        self.asked.append(attachment.drives_version)
+        if self.error is not None:
+            raise self.error
+        self.nsids = frozenset(namespace.nsid for namespace in attachment.namespaces) - self.away
+
+
 class FakePath:
-    def __init__(self, holder_id: str) -> None:
+    def __init__(self, holder_id: str, exported: FakeDrives | None = None) -> None:
         self.holder_id = holder_id
+        self.exported = exported
         self.finished = threading.Event()
         self.is_closed = False
 
@@ -45,13 +62,14 @@ class Opener:
         self.let.set()
         self.error: Exception | None = None
         self.opened: list[str] = []
+        self.drives: FakeDrives | None = None
 
     def __call__(self, attachment: Attachment) -> DataPath:
         assert self.let.wait(20)
         self.opened.append(attachment.holder_id)
         if self.error is not None:
             raise self.error
-        return cast(DataPath, FakePath(attachment.holder_id))
+        return cast(DataPath, FakePath(attachment.holder_id, self.drives))
 
 
 @pytest.fixture
@@ -212,3 +230,81 @@ def test_closing_ends_what_is_open_and_what_comes_later(
     assert (path.is_closed, slot.path) == (True, None)
     opener.let.set()
     until(lambda: bool(late) and late[0].is_closed)
+
+
+# ---- drives of a target ----------------------------------------------------------------------------------------------
+
+
+def with_drives(version: int, *nsids: int) -> Attachment:
+    namespaces = tuple(Namespace(nsid, "", 4096, 1 << 20) for nsid in nsids)
+    return replace(FAR, namespaces=namespaces, drives_version=version)
+
+
+@pytest.fixture
+def drives(opener: Opener, slot: PathSlot) -> FakeDrives:
+    """Of a path that is open."""
+    opener.drives = FakeDrives({1})
+    follow(slot, with_drives(0, 1))
+    assert slot.take_change() == PathState("one", reached=Reached(0, (1,)))
+    return opener.drives
+
+
+def follow_drives(slot: PathSlot, attachment: Attachment) -> None:
+    """Over the path that is in use, also while something is written."""
+    slot.follow(attachment, is_writing=True)
+    until(lambda: slot._following is None or slot._following.result is not None)
+    assert not slot.advance(), "nothing waits for it"
+
+
+def test_a_drive_that_comes_is_reached_over_the_path_that_is_in_use(
+    slot: PathSlot, opener: Opener, drives: FakeDrives
+) -> None:
+    path = slot.path
+    slot.follow(with_drives(0, 1), is_writing=False)
+    assert drives.asked == []
+    follow_drives(slot, with_drives(1, 1, 2))
+    assert slot.take_change() == PathState("one", reached=Reached(1, (1, 2)))
+    assert slot.reaches({1, 2})
+    assert (slot.path, slot.opening_holder_id, opener.opened) == (path, "", ["one"])
+    follow_drives(slot, with_drives(2, 2))
+    assert slot.take_change() == PathState("one", reached=Reached(2, (2,)))
+    assert drives.asked == [1, 2]
+
+
+def test_a_drive_that_is_not_shown_yet_is_tried_again(
+    slot: PathSlot, drives: FakeDrives, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drives.away = {2}
+    follow_drives(slot, with_drives(1, 1, 2))
+    assert slot.take_change() == PathState("one", reached=Reached(1, (1,)))
+    follow_drives(slot, with_drives(1, 1, 2))
+    assert drives.asked == [1], "not at every step"
+    monkeypatch.setattr(slot, "_follow_from_s", 0.0)
+    follow_drives(slot, with_drives(1, 1, 2))
+    assert (drives.asked, slot.take_change()) == ([1, 1], None)
+    drives.away = set()
+    monkeypatch.setattr(slot, "_follow_from_s", 0.0)
+    follow_drives(slot, with_drives(1, 1, 2))
+    assert slot.take_change() == PathState("one", reached=Reached(1, (1, 2)))
+
+
+def test_trouble_with_drives_does_not_end_the_path(
+    slot: PathSlot, drives: FakeDrives, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drives.error = MediaError("no path reaches it now", next_step="-")
+    follow_drives(slot, with_drives(1, 1, 2))
+    assert (holder_of(slot), slot.take_change(), drives.asked) == ("one", None, [1])
+    follow_drives(slot, with_drives(1, 1, 2))
+    assert drives.asked == [1]
+    drives.error = None
+    follow_drives(slot, with_drives(2, 1, 2))
+    assert slot.take_change() == PathState("one", reached=Reached(2, (1, 2))), "of another version it asks at once"
+
+
+def test_what_a_former_path_reaches_is_not_told_of_the_next(slot: PathSlot, opener: Opener, drives: FakeDrives) -> None:
+    slot.follow(with_drives(1, 1, 2), is_writing=False)
+    until(lambda: slot._following is not None and slot._following.result is not None)
+    opener.drives = FakeDrives({1})
+    slot._path = cast(DataPath, FakePath("two", opener.drives))
+    assert not slot.advance()
+    assert slot.take_change() is None

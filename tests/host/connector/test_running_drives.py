@@ -18,9 +18,9 @@ from meshfusion.dpu.api.client import GrpcChunkService
 from meshfusion.dpu.api.drive_client import GrpcDriveAdmin
 from meshfusion.dpu.api.drive_types import AddDriveRequest, DrainDriveRequest, RemoveDriveRequest
 from meshfusion.dpu.api.server import serve
+from meshfusion.dpu.drive_options import DriveOptions
 from meshfusion.dpu.pool import Pool, PoolOptions, check_pool
 from meshfusion.dpu.pool_create import create_pool_of_drives
-from meshfusion.dpu.running_drives import DriveOptions
 from meshfusion.jbof.pool_addresses import drive_of_segment
 from tests.host.support.engine_on_pool import CHUNK_TOKENS, EngineFactory, prompt, settle
 from tests.host.support.mini_engine import MiniEngine
@@ -114,7 +114,7 @@ def is_told(engine: MiniEngine, pool: Pool) -> None:
     def told() -> bool:
         engine.step()
         attachment, slot = engine.client.attachment, engine.worker.parts.slot
-        has_told = attachment is not None and attachment.drives_version == pool._drives.version
+        has_told = attachment is not None and attachment.drives_version == pool._drives.reach.version
         return has_told and slot.attachment == attachment and not slot.opening_holder_id
 
     until(told, what="for the engine to follow")

@@ -51,8 +51,8 @@ def target(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_both_are_proven_and_read_in_the_pools_blocks(target: Any) -> None:
-    view, nsids = open_exported(target, attachment(FIRST, SECOND))
-    assert nsids == {FIRST, SECOND}
+    view, drives = open_exported(target, attachment(FIRST, SECOND))
+    assert drives.nsids == {FIRST, SECOND}
     for nsid, text in ((FIRST, b"x"), (SECOND, b"y")):
         target.each[nsid].medium[7 * LBA_BYTES : 8 * LBA_BYTES] = text * LBA_BYTES
         assert read_blocks(view, nsid, 7, LBA_BYTES) == text * LBA_BYTES
@@ -103,12 +103,45 @@ def test_what_is_not_that_drive_is_left_out(
 ) -> None:
     spoil(target)
     with caplog.at_level(logging.ERROR):
-        _, nsids = open_exported(target, attachment(FIRST, SECOND))
-    assert nsids == {FIRST}
+        _, drives = open_exported(target, attachment(FIRST, SECOND))
+    assert drives.nsids == {FIRST}
     assert "drive 2 is not reached" in caplog.text
     assert message in caplog.text
     with pytest.raises(error, match=message):
         open_exported(target, attachment(SECOND))
+
+
+def test_a_drive_that_comes_is_proven_over_the_view_that_is_open(target: Any) -> None:
+    view, drives = open_exported(target, attachment(FIRST))
+    assert set(drives) == {FIRST}
+    drives.reach(attachment(FIRST, SECOND))
+    assert (set(drives), SECOND in drives, len(drives)) == ({FIRST, SECOND}, True, 2)
+    assert read_blocks(view, SECOND, 7, LBA_BYTES) == bytes(LBA_BYTES)
+    drives.reach(attachment(SECOND))
+    assert set(drives) == {SECOND}, "the service speaks of the first no more"
+
+
+def test_a_drive_that_is_another_one_when_it_is_back_is_used_no_more(target: Any) -> None:
+    _, drives = open_exported(target, attachment(FIRST, SECOND))
+    no_label(target)
+    drives.reach(attachment(FIRST, SECOND))
+    assert set(drives) == {FIRST}
+
+
+def test_what_is_not_reached_is_told_once(target: Any, caplog: pytest.LogCaptureFixture) -> None:
+    not_shown(target)
+    with caplog.at_level(logging.ERROR):
+        _, drives = open_exported(target, attachment(FIRST, SECOND))
+        drives.reach(attachment(FIRST, SECOND))
+    assert caplog.text.count("drive 2 is not reached") == 1
+
+
+def test_where_none_is_reached_all_stay_as_they_were(target: Any) -> None:
+    _, drives = open_exported(target, attachment(FIRST, SECOND))
+    target.each[FIRST].error = target.each[SECOND].error = MediaError("unrecovered read error", next_step="-")
+    with pytest.raises(MediaError, match="unrecovered"):
+        drives.reach(attachment(FIRST, SECOND))
+    assert set(drives) == {FIRST, SECOND}
 
 
 def test_nothing_is_written_while_drives_are_proven(target: Any) -> None:

@@ -142,7 +142,7 @@ def _ends_with_first(self: LoadPipeline, client: Any, form: ChunkForm, *more: An
 
 
 def _opens_for_any(self: PathGate, now_s: float) -> Gate:
-    return Gate.OPEN if "" in self._problems else Gate.CLOSED
+    return Gate.OPEN if any(state is not None and not state.problem for state in self._states) else Gate.CLOSED
 
 
 MUTANTS: dict[str, Mutant] = {

@@ -15,9 +15,9 @@ from click.testing import Result
 
 from meshfusion.dpu import drives_keeper
 from meshfusion.dpu.api.server import serve
+from meshfusion.dpu.drive_options import DriveOptions
 from meshfusion.dpu.drive_return import take_back
 from meshfusion.dpu.pool import Pool
-from meshfusion.dpu.running_drives import DriveOptions
 from meshfusion.tools.mfctl.doctor import check_pool
 from meshfusion.tools.mfctl.findings import State
 from tests.dpu.pool_cases import Holder

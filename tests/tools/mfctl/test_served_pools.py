@@ -12,7 +12,7 @@ from meshfusion.dpu.drain import Held
 from meshfusion.dpu.pool import Pool
 from meshfusion.dpu.tuning import Tuning
 from meshfusion.jbof.errors import ConfigError, FormatError
-from meshfusion.tools.mfctl.pool_repair_commands import _served
+from meshfusion.tools.mfctl.exported_pool import pool_of
 from meshfusion.tools.mfctl.pool_start import open_pools
 from meshfusion.tools.mfctl.reloader import Reloader
 from meshfusion.tools.mfctl.served_pools import ServedPools
@@ -90,10 +90,10 @@ def test_each_is_tuned_to_its_own_part(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_a_rebuild_finds_its_pool_among_several(tmp_path: Path) -> None:
     config = load_service_config(config_of(tmp_path))
-    assert _served(tmp_path / "x" / ".." / "red", config, None).medium.drive_writes_per_day == 3.0
-    assert _served(tmp_path / "blue", config, None).medium.drive_writes_per_day is None
+    assert pool_of(tmp_path / "x" / ".." / "red", config, None).medium.drive_writes_per_day == 3.0
+    assert pool_of(tmp_path / "blue", config, None).medium.drive_writes_per_day is None
     with pytest.raises(ConfigError) as caught:
-        _served(tmp_path / "green", config, Path("f.yaml"))
+        pool_of(tmp_path / "green", config, Path("f.yaml"))
     assert caught.value.message == f"{tmp_path}/green is no pool of f.yaml"
     assert caught.value.next_step == f"name one of them: {tmp_path}/red, {tmp_path}/blue"
 
