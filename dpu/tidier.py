@@ -17,6 +17,8 @@ from meshfusion.jbof.errors import MeshFusionError
 logger = logging.getLogger("meshfusion.tidying")
 
 INTERVAL_S: Final = 0.5
+RETRY_MAX_S: Final = 30.0
+"""After a failure the next attempt comes later, up to this: what fails, such as a full disk, fails for long."""
 DURABLE_S: Final = 60.0
 
 
@@ -57,14 +59,22 @@ class Tidier:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        while not self._stop.wait(INTERVAL_S):
-            try:
-                while not self._stop.is_set() and self.tidy_one():
-                    pass
-            except MeshFusionError as error:
-                logger.warning("a segment was not given up: %s", error)
-            except Exception:  # a bug over one segment must not end what keeps others free
-                logger.exception("a segment was not given up")
+        pause_s = INTERVAL_S
+        while not self._stop.wait(pause_s):
+            pause_s = INTERVAL_S if self._tidy_all() else min(2 * pause_s, RETRY_MAX_S)
+
+    def _tidy_all(self) -> bool:
+        """As much as there is to do. False: one was not given up."""
+        try:
+            while not self._stop.is_set() and self.tidy_one():
+                pass
+        except MeshFusionError as error:
+            logger.warning("a segment was not given up: %s", error)
+            return False
+        except Exception:  # a bug over one segment must not end what keeps others free
+            logger.exception("a segment was not given up")
+            return False
+        return True
 
     def tidy_one(self) -> bool:
         """Give one segment up; False when enough are free, or none can be. Raises what the medium raises, and then the

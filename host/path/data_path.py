@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 from meshfusion.host.path.cpus import Cpus, use_cpus
 from meshfusion.host.path.load_job import LoadJob, UnitFailure, UnitRead
 from meshfusion.host.path.medium import Loader, Medium, Saver, WriteInDoubtError
+from meshfusion.host.path.medium_answers import failure_of
 from meshfusion.host.path.movers import Savers, each_by_the_next, made_or_why_not
 from meshfusion.host.path.path_kind import PathKind
-from meshfusion.host.path.pool_data import DriveNotOpenError
 from meshfusion.host.path.shards import ShardWrite, ShardWritten, WriteFate
 from meshfusion.host.path.spans import Span, spans_of
 from meshfusion.jbof.errors import MeshFusionError
@@ -128,11 +128,10 @@ class DataPath:
                 raise loader
             outcomes = loader.load(job, span)
         except MeshFusionError as error:
-            is_untried = isinstance(error, DriveNotOpenError)
-            outcomes = [UnitFailure(index, False, error.message, is_untried) for index in indexes]
+            outcomes = [failure_of(index, error) for index in indexes]
         except Exception as error:  # a bug must fail the load, not the thread that later loads need
             logger.exception("loading a span failed")
-            outcomes = [UnitFailure(index, False, repr(error)) for index in indexes]
+            outcomes = [UnitFailure(index, False, repr(error), is_untried=True) for index in indexes]
         with self.counters.lock:
             self.counters.loaded_bytes += self._unit_bytes[span.group] * sum(outcome is None for outcome in outcomes)
             self.counters.mismatches += sum(outcome is not None and outcome.is_mismatch for outcome in outcomes)

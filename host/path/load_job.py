@@ -26,7 +26,7 @@ class UnitRead(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class UnitFailure:
     """``index`` of the unit in its job; ``is_mismatch``: the medium answered, with other bytes; ``is_untried``: it was
-    given up before the medium answered, which says nothing of what lies there."""
+    given up, or broke on the way, before the medium answered, which says nothing of what lies there."""
 
     index: int
     is_mismatch: bool

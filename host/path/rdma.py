@@ -23,6 +23,7 @@ from meshfusion.host.path.cpus import Cpus
 from meshfusion.host.path.data_path import DataPath
 from meshfusion.host.path.load_job import LoadJob, UnitFailure, UnitRead
 from meshfusion.host.path.medium import WriteInDoubtError
+from meshfusion.host.path.medium_answers import failure_of
 from meshfusion.host.path.path_kind import PathKind
 from meshfusion.host.path.proof import IsDigestRight, outcomes_of
 from meshfusion.host.path.shards import ShardWrite
@@ -214,7 +215,7 @@ class RdmaLoader:
             job.leave()
         proven = outcomes_of(units, span.first, digests, self._medium.is_digest_right)
         return [
-            outcome if error is None else UnitFailure(span.first + i, False, error.message)
+            outcome if error is None else failure_of(span.first + i, error)
             for i, (error, outcome) in enumerate(zip(errors, proven, strict=True))
         ]
 

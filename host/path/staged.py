@@ -27,8 +27,9 @@ from meshfusion.host.path.cpus import Cpus
 from meshfusion.host.path.data_path import DataPath
 from meshfusion.host.path.late_writes import fate_of_write
 from meshfusion.host.path.load_job import LoadJob, UnitFailure, UnitRead
+from meshfusion.host.path.medium_answers import failure_of
 from meshfusion.host.path.path_kind import PathKind
-from meshfusion.host.path.pool_data import DriveNotOpenError, PoolData, as_pool_data
+from meshfusion.host.path.pool_data import PoolData, as_pool_data
 from meshfusion.host.path.proof import IsDigestRight, outcomes_of
 from meshfusion.host.path.shards import ShardWrite
 from meshfusion.host.path.spans import Span
@@ -283,5 +284,4 @@ class StagedSaver:
 
 def _failures(span: Span, part: _Part, error: MeshFusionError) -> list[UnitFailure]:
     first = span.first + part.first
-    is_untried = isinstance(error, DriveNotOpenError)
-    return [UnitFailure(first + i, False, error.message, is_untried) for i in range(len(part.units))]
+    return [failure_of(first + i, error) for i in range(len(part.units))]

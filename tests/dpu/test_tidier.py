@@ -134,6 +134,39 @@ def test_rot_is_not_carried_on(path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         assert dict(pool.status(deadline_s=DEADLINE_S).counters)["rewrites_failed"] == 1
 
 
+class Pauses:
+    """Stands in for the event that ends the thread: it is waited for this often."""
+
+    def __init__(self, count: int) -> None:
+        self.taken_s: list[float] = []
+        self._count = count
+
+    def wait(self, timeout_s: float) -> bool:
+        self.taken_s.append(timeout_s)
+        return len(self.taken_s) > self._count
+
+    def is_set(self) -> bool:
+        return False
+
+
+def test_what_fails_again_and_again_is_tried_less_often(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without that a disk that is full gets two attempts a second, and the log as many lines."""
+    outcomes: list[Exception | None] = [MediaError("full", next_step="make room")] * 7 + [None, ValueError("a bug")]
+
+    def tidy_one() -> bool:
+        if (error := outcomes.pop(0)) is not None:
+            raise error
+        return False
+
+    with Pool.open(path, OPTIONS) as pool:
+        thread, pauses = pool._parts.tidier, Pauses(9)
+        with monkeypatch.context() as patch:
+            patch.setattr(thread, "tidy_one", tidy_one)
+            patch.setattr(thread, "_stop", pauses)
+            thread._run()
+    assert pauses.taken_s == [0.5, 1, 2, 4, 8, 16, 30, 30, 0.5, 1]
+
+
 def test_a_medium_that_fails_costs_nothing_that_is_there(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise DataFileError(MediaFault.IO, "writing failed", Path("data"))

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-# With a silence of 6 s. Measured in a guest that got a tenth of a processor, two engines in it: 55 and 66 s until hits,
-# 6 and 10 s until all was exported, after the kernel's target had lost everything. Where nothing else runs it
-# was not measured yet.
-BACK_S = 90.0
+# With a silence of 6 s. Measured beside other jobs, in a guest that got half a processor, two engines in it: hits after
+# 1 to 17 s, all exported after 0.1 to 4.3 s. (55 and 66 s when paths that nothing else could stand in for were kept out.)
+BACK_S = 45.0
 SETTLED_S = 40.0  # silent incarnations of before are cut off one after the other
 REFUSED = ("StaleHolderError", "ServiceError")
 
@@ -21,7 +20,7 @@ def check_restarts(report: dict[str, Any], rounds: int) -> None:
         ("target_killed", "service_killed", "both_killed", "service_stopped"), rounds
     )
     assert report["with_hits"] >= 10 * len(kinds), "it was not under load"
-    assert report["counters"]["digest_mismatches"] == 0, "something wrong was offered"
+    assert report["counters"].get("digest_mismatches", 0) == 0, "something wrong was offered"
     for name, holders in (("idle", 2), ("alone", 0)):
         settled = report[name]
         assert settled["adds_up"], settled

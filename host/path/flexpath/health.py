@@ -34,6 +34,7 @@ class Health:
         self._is_connected = False
         self._is_suspect = False
         self._until_s = 0.0
+        self._failed_s = 0.0
         self._strikes = 0
         self._errors = 0.0
         self._share = 1.0
@@ -82,6 +83,7 @@ class Health:
     def failed(self, now_s: float) -> None:
         """It is not used for a while. One failure has many signs: those that come meanwhile only make it longer."""
         self._is_suspect = False
+        self._failed_s = now_s
         if self._state is _S.QUARANTINED:
             self._until_s = max(self._until_s, now_s + self._settings.quarantine_s)
             return
@@ -90,6 +92,11 @@ class Health:
         self._errors = 0.0
         pause_s = self._settings.quarantine_s * 2.0 ** min(self._strikes - 1, 30)
         self._until_s = now_s + min(pause_s, self._settings.quarantine_max_s)
+
+    def needed(self) -> None:
+        """There is no other way to what it reaches: it stays out no longer than after a first failure."""
+        if self._state is _S.QUARANTINED:
+            self._until_s = min(self._until_s, self._failed_s + self._settings.quarantine_s)
 
     def answered(self) -> None:
         """A request came back well."""

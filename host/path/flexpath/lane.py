@@ -62,6 +62,10 @@ class Lane:
         state = self._access.get(nsid)
         return state is not None and state.is_usable and now_s >= self._refused_until_s.get(nsid, 0.0)
 
+    def reached(self, now_s: float) -> list[int]:
+        """The namespaces that it reaches, whatever its health is."""
+        return [nsid for nsid in self._access if self.reaches(now_s, nsid)]
+
     def candidate(self, now_s: float, request: Request) -> Candidate:
         return Candidate(
             path=self.path,

@@ -19,7 +19,8 @@ class SpreadSettings:
       up, so that they can be replayed elsewhere. Both are longer on a path that is expected to take long:
       ``patience_factor`` times what it should need.
     - A path that failed is not used for ``quarantine_s``, doubled each time it fails again up to
-      ``quarantine_max_s``, until it was good for ``forgive_s``. It comes back with ``reentry_share`` of its bytes,
+      ``quarantine_max_s``, until it was good for ``forgive_s``; but not longer than ``quarantine_s`` after its last
+      failure where no other path leads to what it reaches. It comes back with ``reentry_share`` of its bytes,
       doubled every ``reentry_step_s`` in which it worked.
     - A path from which nothing was heard for ``probe_s`` gets a read, so that a slow one is found to be fast again.
     - A namespace that a path refused is not asked for there for ``access_pause_s``, or until the target says more.

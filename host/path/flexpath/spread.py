@@ -161,6 +161,8 @@ class Spread:
     def tick(self, now_s: float) -> Effects:
         """Whatever is due. To be called every few milliseconds while requests are open, now and then otherwise."""
         for lane in self._lanes:
+            if lane.health.state is PathState.QUARANTINED and self._is_needed(now_s, lane):
+                lane.health.needed()
             lane.tick(now_s)
         effects: Effects = []
         for request in self._backlog.take(lambda waiting: self._is_late(now_s, waiting)):
@@ -250,6 +252,10 @@ class Spread:
     def _reaching(self, now_s: float, nsid: int) -> list[Lane]:
         """Paths to the namespace that may be used, or perhaps soon."""
         return [lane for lane in self._lanes if (lane.is_usable or lane.may_recover) and lane.reaches(now_s, nsid)]
+
+    def _is_needed(self, now_s: float, lane: Lane) -> bool:
+        """Does no other lead to a namespace that it reaches? After a target was killed all its paths are out."""
+        return any(not self._reaching(now_s, nsid) for nsid in lane.reached(now_s))
 
     def _send_one(self, now_s: float, request: Request) -> Effects | None:
         """None: it has to wait."""

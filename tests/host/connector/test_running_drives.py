@@ -215,8 +215,8 @@ def test_an_engine_that_comes_later_reads_what_was_written_to_an_added_drive(
     for seed in range(1, 8):
         ask(engine, seed, "writer")
     assert 3 in drives_of(pool)
-    for seed in range(1, 8):  # its worker follows with the first step
-        assert ask(idle, seed, "reader").loaded_tokens == CHUNKS * CHUNK_TOKENS
+    for seed in range(1, 8):
+        ask_until_loaded(idle, seed, "reader")
     assert dict(pool.status(deadline_s=1).counters).get("dropped_chunks", 0) == 0
     for one in (engine, idle):
         settle(one, pool)

@@ -3,6 +3,7 @@ end nothing is held, neither by the engine nor by the pool."""
 
 from __future__ import annotations
 
+import itertools
 import random
 import time
 from collections.abc import Sequence
@@ -20,6 +21,8 @@ from meshfusion.host.path.spans import Span
 from meshfusion.host.path.staged import StagedLoader
 from meshfusion.jbof.digest import DigestKernels
 from meshfusion.jbof.errors import MediaError, ServiceUnavailableError
+from meshfusion.jbof.media.faults import DataFileError, MediaFault
+from meshfusion.jbof.nvme.queue_effects import QueueLostError
 from tests.host.support.engine_on_pool import (
     CHUNK_TOKENS,
     EngineFactory,
@@ -390,13 +393,25 @@ def test_a_chunk_that_cannot_be_read_while_others_can_is_dropped(
 
     def load_or_fail(loader: StagedLoader, job: LoadJob, span: Span) -> Sequence[UnitFailure | None]:
         if job.units[span.first].lba > held_by_bad[0]:
-            raise MediaError("a drive cannot read this", next_step="-")
+            raise errors[0]
         return load(loader, job, span)
 
     monkeypatch.setattr(StagedLoader, "load", load_or_fail)
-    for i in range(READ_FAILURES_MAX):
-        for name, tokens in (("good", good), ("bad", bad)):
-            engine.add(make_request(f"{name}-{i}", tokens))
-            engine.run()
+
+    numbers = itertools.count()
+
+    def read_both(count: int) -> None:
+        for _ in range(count):
+            for tokens in (good, bad):
+                engine.add(make_request(f"read-{next(numbers)}", tokens))
+                engine.run()
+                engine.finish_all()
+                engine.run()
+
+    errors: list[MediaError] = [QueueLostError("the way there broke", next_step="-")]
+    read_both(2 * READ_FAILURES_MAX)
+    assert dict(pool.status(deadline_s=1).counters).get("dropped_chunks", 0) == 0, "that says nothing of the medium"
+    errors = [DataFileError(MediaFault.IO, "reading failed", Path("data"))]
+    read_both(READ_FAILURES_MAX)
     until(lambda: dict(pool.status(deadline_s=1).counters).get("dropped_chunks", 0) == 2)
     settle(engine, pool)

@@ -74,6 +74,19 @@ def test_each_failure_keeps_it_out_longer(failures: int, pause_s: float) -> None
     assert states(health, [now_s + pause_s - 0.01, now_s + pause_s + 0.01]) == [_S.QUARANTINED, _S.REENTERING]
 
 
+def test_one_that_is_needed_stays_out_as_after_a_first_failure() -> None:
+    health = live()
+    for now_s in (10.0, 20.0, 30.0):
+        health.tick(now_s)
+        health.failed(now_s)
+    health.failed(30.5)
+    health.needed()
+    assert states(health, [31.4, 31.5]) == [_S.QUARANTINED, _S.REENTERING]
+    health.needed()
+    assert states(health, [31.6]) == [_S.REENTERING], "only what is out is let in"
+    assert health.strikes == 3, "it is not forgiven"
+
+
 def test_it_is_forgiven_after_a_good_time() -> None:
     health = live()
     health.failed(0.0)
@@ -164,6 +177,10 @@ class HealthMachine(RuleBasedStateMachine):
     def fails(self) -> None:
         self.health.failed(self.now_s)
         self._failed()
+
+    @rule()
+    def is_needed(self) -> None:
+        self.health.needed()
 
     @precondition(lambda self: self.health.state is not _S.QUARANTINED)
     @rule()

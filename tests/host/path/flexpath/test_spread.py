@@ -206,6 +206,43 @@ def test_without_a_path_it_fails_at_once_and_says_why() -> None:
     assert is_retryable
 
 
+def test_after_a_target_was_killed_again_and_again_all_paths_are_soon_back() -> None:
+    """Quarantine is for a path that others can stand in for. Without that rule: 16 s after the fifth time."""
+    rig = Rig(quarantine_s=1.0, quarantine_max_s=30.0)
+    for _ in range(5):
+        for path in (0, 1):
+            rig.take(rig.spread.lost(rig.now_s, path))
+        rig.after(0.3)
+        for path in (0, 1):
+            rig.take(rig.spread.connected(rig.now_s, path, GOOD))
+        rig.after(0.65)
+        assert set(rig.states.values()) == {PathState.QUARANTINED}
+        rig.after(0.1)
+        assert set(rig.states.values()) == {PathState.REENTERING}
+
+
+def test_while_another_path_leads_there_one_that_fails_often_stays_out() -> None:
+    rig = Rig(quarantine_s=1.0, quarantine_max_s=30.0)
+    for pause_s in (1.0, 2.0, 4.0, 8.0):
+        rig.take(rig.spread.lost(rig.now_s, 1))
+        rig.take(rig.spread.connected(rig.now_s, 1, GOOD))
+        rig.after(pause_s - 0.02)
+        assert rig.states[1] is PathState.QUARANTINED
+        rig.after(0.04)
+        assert rig.states[1] is PathState.REENTERING
+
+
+def test_one_that_alone_leads_to_a_namespace_is_soon_back_beside_another_that_is_well() -> None:
+    rig = Rig(quarantine_s=1.0, quarantine_max_s=30.0)
+    for _ in range(4):
+        rig.take(rig.spread.lost(rig.now_s, 1))
+        rig.take(rig.spread.connected(rig.now_s, 1, {2: AnaState.OPTIMIZED}))
+        rig.after(0.98)
+        assert rig.states[1] is PathState.QUARANTINED
+        rig.after(0.04)
+        assert rig.states[1] is PathState.REENTERING
+
+
 def test_while_the_only_path_is_suspect_it_waits() -> None:
     rig = Rig(paths=1)
     rig.begin("a", Kind.WRITE)

@@ -135,6 +135,7 @@ MUTANTS: dict[str, AbstractContextManager[Any]] = {
     "enters again at full share": patch.object(Health, "tick", _enters_at_full_share),
     "never enters again": patch.object(Health, "tick", _stays_out),
     "has no quarantine": patch.object(Health, "failed", _has_no_quarantine),
+    "keeps out what alone leads somewhere": patch.object(Health, "needed", lambda *_: None),
     "ignores lost connections": patch.object(Spread, "lost", lambda *_: []),
     "ignores access states": patch.object(Lane, "reaches", lambda *_: True),
     "ignores refusals": patch.object(Lane, "refused", lambda *_: None),

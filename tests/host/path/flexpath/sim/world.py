@@ -121,6 +121,9 @@ class World:
         must(not self.host.open, "requests do not end")
         must(self.host.spread.open_count == 0, "requests stay open")
         must(all(lane.outstanding_bytes == 0 for lane in self.host.spread.lanes), "bytes stay under way")
+        asked = self.host.write(10.0)  # whatever the paths' past is
+        self.clock.run_until(self.clock.now_s + 1)
+        must(asked.outcome == "done", "nothing is reached over paths that are all back:", asked.outcome)
         for _ in range(400):  # until after the longest quarantine
             self.clock.run_until(self.clock.now_s + 0.1)
             self.host.write(10.0)
