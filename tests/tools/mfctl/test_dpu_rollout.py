@@ -23,9 +23,11 @@ from tests.dpu.image.bundle_cases import make_files
 from tests.dpu.image.fake_card import INSTALLATION, tiny_bfb
 from tests.dpu.image.fake_host import FakeHost
 from tests.dpu.image.rshim_mount import Mounted, mounted
+from tests.host.support.waiting import until
 from tests.tools.mfctl.service_process import ServiceProcess, small_config
 
 SPEED = 30.0
+SSH_S = 4.0  # of the card, after its Linux is up
 FAILED = [*INSTALLATION[:27], " ERR[MISC]: Installation failed"]
 
 
@@ -104,6 +106,7 @@ def test_a_canary_that_fails_keeps_the_others_as_they_are(tmp_path: Path, cards:
     assert [card.state["resets"] for card in cards] == [1, 0, 0]
 
     cards[0].behave(installation=list(INSTALLATION))
+    until(lambda: cards[0].state["up_for_s"] > SSH_S, what="for the former system")  # a silent card is refused
     mended = _flash(tmp_path, targets, "--no-drain", "--max-unavailable", "3")
     assert mended.exit_code == 0, mended.output
     assert [card.state["installed"] for card in cards] == [1, 1, 1]
