@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-# With a silence of 6 s. Measured beside other jobs, in a guest that got half a processor, two engines in it: hits after
-# 1 to 17 s, all exported after 0.1 to 4.3 s. (55 and 66 s when paths that nothing else could stand in for were kept out.)
-BACK_S = 45.0
+# With a silence of 6 s, beside other jobs, in a guest that got a third to a half of a processor, two engines in it. The
+# kernel's target: hits after 1 to 17 s, all exported after 0.1 to 4.3 s. SPDK, which polls on that processor all the time:
+# 12 to 78 s, and 4 to 54 s.
+BACK_S = {"nvmet": 45.0, "spdk": 120.0}
 SETTLED_S = 40.0  # silent incarnations of before are cut off one after the other
 REFUSED = ("StaleHolderError", "ServiceError")
 
 
-def check_restarts(report: dict[str, Any], rounds: int) -> None:
+def check_restarts(report: dict[str, Any], rounds: int, *, target: str) -> None:
     for restart in report["restarts"]:
-        assert restart["exported_s"] <= BACK_S, restart
-        assert restart["hits_s"] <= BACK_S, restart
+        assert restart["exported_s"] <= BACK_S[target], restart
+        assert restart["hits_s"] <= BACK_S[target], restart
     kinds = [restart["kind"] for restart in report["restarts"]]
     assert {kind: kinds.count(kind) for kind in kinds} == dict.fromkeys(
         ("target_killed", "service_killed", "both_killed", "service_stopped"), rounds

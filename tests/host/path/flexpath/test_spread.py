@@ -227,9 +227,9 @@ def test_while_another_path_leads_there_one_that_fails_often_stays_out() -> None
         rig.take(rig.spread.lost(rig.now_s, 1))
         rig.take(rig.spread.connected(rig.now_s, 1, GOOD))
         rig.after(pause_s - 0.02)
-        assert rig.states[1] is PathState.QUARANTINED
+        assert rig.states.get(1) is PathState.QUARANTINED
         rig.after(0.04)
-        assert rig.states[1] is PathState.REENTERING
+        assert rig.states.get(1) is PathState.REENTERING
 
 
 def test_one_that_alone_leads_to_a_namespace_is_soon_back_beside_another_that_is_well() -> None:
@@ -238,9 +238,9 @@ def test_one_that_alone_leads_to_a_namespace_is_soon_back_beside_another_that_is
         rig.take(rig.spread.lost(rig.now_s, 1))
         rig.take(rig.spread.connected(rig.now_s, 1, {2: AnaState.OPTIMIZED}))
         rig.after(0.98)
-        assert rig.states[1] is PathState.QUARANTINED
+        assert rig.states.get(1) is PathState.QUARANTINED
         rig.after(0.04)
-        assert rig.states[1] is PathState.REENTERING
+        assert rig.states.get(1) is PathState.REENTERING
 
 
 def test_while_the_only_path_is_suspect_it_waits() -> None:
