@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 # With a silence of 6 s, beside other jobs, in a guest that got a third to a half of a processor, two engines in it. The
-# kernel's target: hits after 1 to 17 s, all exported after 0.1 to 4.3 s. SPDK, which polls on that processor all the time:
+# kernel's target: hits after 1 to 17 s, all exported after 0.1 to 4.3 s. SPDK, which polls there all the time:
 # 12 to 78 s, and 4 to 54 s.
 BACK_S = {"nvmet": 45.0, "spdk": 120.0}
 SETTLED_S = 40.0  # silent incarnations of before are cut off one after the other
