@@ -15,7 +15,6 @@ from meshfusion.jbof.errors import ConfigError
 from meshfusion.tools.mfctl.output import format_option, print_document
 
 if TYPE_CHECKING:
-    from meshfusion.dpu.config import ServiceConfig
     from meshfusion.tools.mfctl.unit_file import UnitFacts
 
 

@@ -1,0 +1,144 @@
+"""An engine that uses the service: vLLM as a Deployment, with the configuration of `mfctl connector config`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any, Final
+
+from meshfusion.dpu.api.address import TcpAddress, UnixAddress, parse_address
+from meshfusion.host.connector.config import EXTRA_CONFIG
+from meshfusion.jbof.config_problems import ConfigProblem, ConfigProblemsError
+from meshfusion.tools.k8s.names import (
+    COMPONENT_LABEL,
+    HOSTNAME_LABEL,
+    INSTANCE_LABEL,
+    NAME_LABEL,
+    STORAGE_LABEL,
+    Manifest,
+    metadata,
+)
+from meshfusion.tools.k8s.needs import file_problems
+from meshfusion.tools.k8s.volumes import Volume, folders_of_node, of_node, scratch, settings
+
+SECRET: Final = "meshfusion-engine"
+_CONTAINER: Final = "vllm"
+_PORT: Final = 8000
+
+
+@dataclass(frozen=True, slots=True)
+class EnginePlan:
+    """``model``: a name, or a directory of the node. ``rdma_resource``: as a device plugin calls the node's RDMA
+    devices, such as ``rdma/hca_shared_devices_a``; needed by ``path: rdma``."""
+
+    image: str
+    model: str
+    gpus: int
+    rdma_resource: str | None = None
+
+
+def deployment(
+    transfer: dict[str, Any], plan: EnginePlan, namespace: str, node: str | None, pools: tuple[PurePosixPath, ...]
+) -> Manifest:
+    """``transfer``: its kv_transfer_config. ``node``: of the service, None: of each of many. ``pools``: directories
+    that an engine of the service's machine uses itself.
+
+    Raises :class:`~meshfusion.jbof.config_problems.ConfigProblemsError` for what a pod could not have.
+    """
+    extra = transfer[EXTRA_CONFIG]
+    problems = tuple(_problems(extra, plan))
+    if problems:
+        raise ConfigProblemsError("the engine", problems, next_step="Correct what is named.")
+    labels = {NAME_LABEL: _CONTAINER, COMPONENT_LABEL: "engine", INSTANCE_LABEL: "vllm-meshfusion"}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": metadata("vllm-meshfusion", namespace, labels),
+        "spec": {
+            "replicas": 1,
+            "selector": {"matchLabels": labels},
+            # Its GPUs are free only when the former has ended.
+            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}},
+            "template": {"metadata": {"labels": labels}, "spec": _pod(transfer, plan, node, pools)},
+        },
+    }
+
+
+def engine_files(extra: dict[str, Any]) -> tuple[tuple[str, PurePosixPath], ...]:
+    """``(option of mfctl, path)`` of what the engine shows to the service."""
+    tls = extra.get("service_tls", {})
+    found = [(f"--service-{name}", tls[name]) for name in ("ca", "certificate", "key") if name in tls]
+    if "service_token_file" in extra:
+        found.append(("--service-token-file", extra["service_token_file"]))
+    return tuple((option, PurePosixPath(path)) for option, path in found)
+
+
+# ---- inside ------------------------------------------------------------------------------------------------------
+
+
+def _problems(extra: dict[str, Any], plan: EnginePlan) -> Iterator[ConfigProblem]:
+    yield from file_problems(engine_files(extra))
+    if _is_rdma(extra) and plan.rdma_resource is None:
+        fix = "name what your RDMA device plugin calls them"
+        yield ConfigProblem("--rdma-resource", "is not given, and path rdma needs the node's RDMA devices", fix)
+
+
+def _is_rdma(extra: dict[str, Any]) -> bool:
+    return bool(extra.get("path") == "rdma")
+
+
+def _pod(transfer: dict[str, Any], plan: EnginePlan, node: str | None, pools: tuple[PurePosixPath, ...]) -> Manifest:
+    extra = transfer[EXTRA_CONFIG]
+    address = parse_address(extra["service"])
+    is_near = isinstance(address, UnixAddress) or address.is_loopback
+    volumes = _volumes(extra, plan, address, pools if is_near else ())
+    spec: Manifest = {
+        "automountServiceAccountToken": False,
+        "containers": [_container(transfer, plan, volumes)],
+        "volumes": [volume.as_volume for volume in volumes],
+    }
+    if _is_rdma(extra) or isinstance(address, TcpAddress):
+        # RDMA devices are the node's network's; so is a loopback address, and the way to storage.
+        spec |= {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}
+    if is_near:
+        spec["nodeSelector"] = {STORAGE_LABEL: "true"} if node is None else {HOSTNAME_LABEL: node}
+    return spec
+
+
+def _container(transfer: dict[str, Any], plan: EnginePlan, volumes: tuple[Volume, ...]) -> Manifest:
+    config = json.dumps(transfer)
+    health = {"httpGet": {"path": "/health", "port": _PORT}, "periodSeconds": 10, "timeoutSeconds": 5}
+    limits = {"nvidia.com/gpu": str(plan.gpus)} if plan.gpus else {}
+    # Root, as the service: the socket and the pool's files are its user's.
+    security: Manifest = {"runAsUser": 0}
+    if _is_rdma(transfer[EXTRA_CONFIG]):
+        assert plan.rdma_resource is not None, "else it was a problem"
+        limits[plan.rdma_resource] = "1"
+        security["capabilities"] = {"add": ["IPC_LOCK"]}  # memory that is registered stays in place
+    return {
+        "name": _CONTAINER,
+        "image": plan.image,
+        "command": ["vllm", "serve", plan.model, "--port", str(_PORT), "--kv-transfer-config", config],
+        "ports": [{"name": "http", "containerPort": _PORT, "protocol": "TCP"}],
+        "startupProbe": {**health, "failureThreshold": 180},
+        "readinessProbe": {**health, "failureThreshold": 3},
+        "resources": {"limits": limits},
+        "securityContext": security,
+        "volumeMounts": [volume.as_mount for volume in volumes],
+    }
+
+
+def _volumes(
+    extra: dict[str, Any], plan: EnginePlan, address: UnixAddress | TcpAddress, pools: tuple[PurePosixPath, ...]
+) -> tuple[Volume, ...]:
+    found = [scratch("shm", PurePosixPath("/dev/shm"), medium="Memory")]  # between the ranks of an engine
+    files = [path for _, path in engine_files(extra)]
+    if files:
+        found.append(settings(None, SECRET, files))
+    folders = {*pools, *([PurePosixPath(address.path.parent)] if isinstance(address, UnixAddress) else [])}
+    found += folders_of_node(sorted(folders))
+    if plan.model.startswith("/"):
+        found.append(of_node("model", PurePosixPath(plan.model), "Directory", is_read_only=True))
+    return tuple(found)
