@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from meshfusion.dpu.api.address import TcpAddress, UnixAddress, parse_address
 from meshfusion.host.connector.config import EXTRA_CONFIG
+from meshfusion.host.path.flexpath.run_dir import ENVIRONMENT as RUN_DIR_VARIABLE
 from meshfusion.jbof.config_problems import ConfigProblem, ConfigProblemsError
 from meshfusion.tools.k8s.names import (
     COMPONENT_LABEL,
@@ -26,6 +27,8 @@ from meshfusion.tools.k8s.volumes import Volume, folders_of_node, of_node, scrat
 SECRET: Final = "meshfusion-engine"
 _CONTAINER: Final = "vllm"
 _PORT: Final = 8000
+# Each engine tells there of itself by its process's number, which is the same in many pods: a directory of its own.
+_RUN_DIR: Final = "/run/meshfusion-engine"
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +124,7 @@ def _container(transfer: dict[str, Any], plan: EnginePlan, volumes: tuple[Volume
         "name": _CONTAINER,
         "image": plan.image,
         "command": ["vllm", "serve", plan.model, "--port", str(_PORT), "--kv-transfer-config", config],
+        "env": [{"name": RUN_DIR_VARIABLE, "value": _RUN_DIR}],
         "ports": [{"name": "http", "containerPort": _PORT, "protocol": "TCP"}],
         "startupProbe": {**health, "failureThreshold": 180},
         "readinessProbe": {**health, "failureThreshold": 3},

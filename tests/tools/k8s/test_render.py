@@ -342,6 +342,9 @@ def test_the_engine_has_what_connector_config_writes(
     places = {mount["mountPath"] for mount in engine["volumeMounts"]}
     assert places >= ({"/run/meshfusion", "/var/lib/meshfusion"} if config is NEAR else {"/etc/meshfusion"})
     assert "/models/llama" in places
+    # Numbers of processes are alike in pods: where engines tell of themselves by them, they share nothing.
+    assert engine["env"] == [{"name": "MESHFUSION_RUN_DIR", "value": "/run/meshfusion-engine"}]
+    assert not any(Path("/run/meshfusion-engine").is_relative_to(place) for place in places)
 
 
 def test_an_engine_over_rdma_gets_the_devices_and_may_keep_memory_in_place() -> None:
