@@ -8,21 +8,22 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, Final
 
-from meshfusion.dpu.api.address import TcpAddress, UnixAddress, parse_address
+from meshfusion.dpu.api.address import TcpAddress, parse_address
+from meshfusion.dpu.api.tenant import DEFAULT_TENANT
+from meshfusion.dpu.config import ServiceConfig
 from meshfusion.host.connector.config import EXTRA_CONFIG
 from meshfusion.host.path.flexpath.run_dir import ENVIRONMENT as RUN_DIR_VARIABLE
 from meshfusion.jbof.config_problems import ConfigProblem, ConfigProblemsError
 from meshfusion.tools.k8s.names import (
     COMPONENT_LABEL,
-    HOSTNAME_LABEL,
     INSTANCE_LABEL,
     NAME_LABEL,
-    STORAGE_LABEL,
     Manifest,
     metadata,
+    placement,
 )
-from meshfusion.tools.k8s.needs import file_problems
-from meshfusion.tools.k8s.volumes import Volume, folders_of_node, of_node, scratch, settings
+from meshfusion.tools.k8s.needs import file_problems, is_device
+from meshfusion.tools.k8s.volumes import Volume, of_node, scratch, settings
 
 SECRET: Final = "meshfusion-engine"
 _CONTAINER: Final = "vllm"
@@ -42,11 +43,41 @@ class EnginePlan:
     rdma_resource: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class NearPool:
+    """What an engine of the service's machine uses itself: the directories and files of its tenant's pool, and of no
+    other, and devices."""
+
+    directories: tuple[PurePosixPath, ...]
+    files: tuple[PurePosixPath, ...]
+    has_devices: bool
+
+
+def near_pool(config: ServiceConfig, transfer: dict[str, Any], may_have_devices: bool) -> NearPool | None:
+    """None where it uses nothing of the machine: it is elsewhere, or data comes over RDMA."""
+    extra = transfer[EXTRA_CONFIG]
+    address = parse_address(extra["service"])
+    sockets = () if isinstance(address, TcpAddress) else (PurePosixPath(address.path.parent),)
+    if isinstance(address, TcpAddress) and not address.is_loopback:
+        return None
+    if _is_rdma(extra):
+        return NearPool(sockets, (), has_devices=False)
+    tenant = extra.get("tenant", DEFAULT_TENANT)
+    pool = next(served.pool for served in config.served if tenant in served.tenants)
+    data = [PurePosixPath(path) for path in pool.data_path or ()]
+    devices = [path for path in data if is_device(path)]
+    return NearPool(
+        directories=tuple(sorted({*sockets, PurePosixPath(pool.path)})),
+        files=tuple(path for path in data if path not in devices),
+        has_devices=may_have_devices or bool(devices),
+    )
+
+
 def deployment(
-    transfer: dict[str, Any], plan: EnginePlan, namespace: str, node: str | None, pools: tuple[PurePosixPath, ...]
+    transfer: dict[str, Any], plan: EnginePlan, namespace: str, node: str | None, near: NearPool | None
 ) -> Manifest:
-    """``transfer``: its kv_transfer_config. ``node``: of the service, None: of each of many. ``pools``: directories
-    that an engine of the service's machine uses itself.
+    """``transfer``: its kv_transfer_config. ``node``: of the service, None: of each of many. ``near``: what it uses
+    there itself.
 
     Raises :class:`~meshfusion.jbof.config_problems.ConfigProblemsError` for what a pod could not have.
     """
@@ -64,7 +95,7 @@ def deployment(
             "selector": {"matchLabels": labels},
             # Its GPUs are free only when the former has ended.
             "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}},
-            "template": {"metadata": {"labels": labels}, "spec": _pod(transfer, plan, node, pools)},
+            "template": {"metadata": {"labels": labels}, "spec": _pod(transfer, plan, node, near)},
         },
     }
 
@@ -92,30 +123,30 @@ def _is_rdma(extra: dict[str, Any]) -> bool:
     return bool(extra.get("path") == "rdma")
 
 
-def _pod(transfer: dict[str, Any], plan: EnginePlan, node: str | None, pools: tuple[PurePosixPath, ...]) -> Manifest:
+def _pod(transfer: dict[str, Any], plan: EnginePlan, node: str | None, near: NearPool | None) -> Manifest:
     extra = transfer[EXTRA_CONFIG]
-    address = parse_address(extra["service"])
-    is_near = isinstance(address, UnixAddress) or address.is_loopback
-    volumes = _volumes(extra, plan, address, pools if is_near else ())
+    volumes = _volumes(extra, plan, near)
     spec: Manifest = {
         "automountServiceAccountToken": False,
-        "containers": [_container(transfer, plan, volumes)],
+        "containers": [_container(transfer, plan, volumes, has_devices=near is not None and near.has_devices)],
         "volumes": [volume.as_volume for volume in volumes],
     }
-    if _is_rdma(extra) or isinstance(address, TcpAddress):
+    if _is_rdma(extra) or isinstance(parse_address(extra["service"]), TcpAddress):
         # RDMA devices are the node's network's; so is a loopback address, and the way to storage.
         spec |= {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}
-    if is_near:
-        spec["nodeSelector"] = {STORAGE_LABEL: "true"} if node is None else {HOSTNAME_LABEL: node}
-    return spec
+    return spec if near is None else {**spec, **placement(node)}
 
 
-def _container(transfer: dict[str, Any], plan: EnginePlan, volumes: tuple[Volume, ...]) -> Manifest:
+def _container(
+    transfer: dict[str, Any], plan: EnginePlan, volumes: tuple[Volume, ...], *, has_devices: bool
+) -> Manifest:
     config = json.dumps(transfer)
     health = {"httpGet": {"path": "/health", "port": _PORT}, "periodSeconds": 10, "timeoutSeconds": 5}
     limits = {"nvidia.com/gpu": str(plan.gpus)} if plan.gpus else {}
     # Root, as the service: the socket and the pool's files are its user's.
     security: Manifest = {"runAsUser": 0}
+    if has_devices:
+        security["privileged"] = True  # it opens the drives itself, as the service does
     if _is_rdma(transfer[EXTRA_CONFIG]):
         assert plan.rdma_resource is not None, "else it was a problem"
         limits[plan.rdma_resource] = "1"
@@ -134,15 +165,16 @@ def _container(transfer: dict[str, Any], plan: EnginePlan, volumes: tuple[Volume
     }
 
 
-def _volumes(
-    extra: dict[str, Any], plan: EnginePlan, address: UnixAddress | TcpAddress, pools: tuple[PurePosixPath, ...]
-) -> tuple[Volume, ...]:
+def _volumes(extra: dict[str, Any], plan: EnginePlan, near: NearPool | None) -> tuple[Volume, ...]:
     found = [scratch("shm", PurePosixPath("/dev/shm"), medium="Memory")]  # between the ranks of an engine
     files = [path for _, path in engine_files(extra)]
     if files:
         found.append(settings(None, SECRET, files))
-    folders = {*pools, *([PurePosixPath(address.path.parent)] if isinstance(address, UnixAddress) else [])}
-    found += folders_of_node(sorted(folders))
+    if near is not None:
+        # They are there when the service is; until then the pod waits.
+        found += [of_node(f"near-{i}", path, "Directory") for i, path in enumerate(near.directories)]
+        found += [of_node(f"data-{i}", path, "File") for i, path in enumerate(near.files)]
+        found += [of_node("devices", PurePosixPath("/dev"), "Directory")] if near.has_devices else []
     if plan.model.startswith("/"):
         found.append(of_node("model", PurePosixPath(plan.model), "Directory", is_read_only=True))
     return tuple(found)

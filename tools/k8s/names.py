@@ -19,7 +19,6 @@ STORAGE_LABEL: Final = "meshfusion.io/storage"
 NAME_LABEL: Final = "app.kubernetes.io/name"
 COMPONENT_LABEL: Final = "app.kubernetes.io/component"
 INSTANCE_LABEL: Final = "app.kubernetes.io/instance"
-HOSTNAME_LABEL: Final = "kubernetes.io/hostname"
 
 # A StatefulSet's name stands in its pods' label controller-revision-hash, with 11 more characters, of 63 at most.
 _MOST_CHARS: Final = 52
@@ -46,6 +45,16 @@ def instance_name(node: str | None) -> str:
     # Dots become hyphens, and what is too long is cut: neither may make two nodes one.
     mark = hashlib.sha256(node.encode()).hexdigest()[:8]
     return f"{plain[: _MOST_CHARS - len(mark) - 1].rstrip('-')}-{mark}"
+
+
+def placement(node: str | None) -> Manifest:
+    """Parts of a pod that say where it runs: on ``node``, or on nodes with the label. By the node's name itself, which
+    the label kubernetes.io/hostname may differ from."""
+    if node is None:
+        return {"nodeSelector": {STORAGE_LABEL: "true"}}
+    by_name = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [by_name]}}
+    return {"affinity": {"nodeAffinity": required}}
 
 
 def service_labels(instance: str) -> dict[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path, PurePath, PurePosixPath
 from typing import Final
 
 from meshfusion.dpu.api.address import TcpAddress, UnixAddress, parse_address
@@ -24,6 +24,8 @@ _SHARED: Final = frozenset(
 _OF_SYSTEM: Final = tuple(
     PurePosixPath("/") / path for path in ("bin", "boot", "dev", "lib", "proc", "sbin", "sys", "usr")
 )
+_SPDK_USUAL: Final = PurePosixPath("/var/tmp")
+"""SPDK's own default for its socket."""
 _NEXT: Final = "Correct the file; docs/deployment.md has one for each form of deployment."
 
 
@@ -67,17 +69,19 @@ def needs_of(
     telemetry = parse_address(config.telemetry.listen)
     assert isinstance(telemetry, TcpAddress), "else it was a problem"
     exports = config.exports
+    spdk = None if exports is None else exports.spdk
+    of_target = () if spdk is None or has_own_target else (PurePosixPath(spdk.socket.parent),)
     pools = [served.pool for served in config.served]
     return ServiceNeeds(
-        folders=tuple(sorted({folder for _, folder in _folders(config, has_own_target)})),
+        folders=tuple(sorted({*(folder for _, folder in _folders(config)), *of_target})),
         secret_files=tuple(map(PurePosixPath, security_files(config))),
         api=next((address for address in config.addresses if isinstance(address, TcpAddress)), None),
         telemetry=telemetry,
-        has_devices=may_have_devices or any(_is_device(path) for pool in pools for path in pool.data_path or ()),
+        has_devices=may_have_devices or any(is_device(path) for pool in pools for path in pool.data_path or ()),
         is_encrypted=any(pool.encryption is not None for pool in pools),
         exports_by_kernel=exports is not None and exports.target == "nvmet",
         transport=None if exports is None else exports.portals[0].partition("://")[0],
-        spdk=None if exports is None else exports.spdk,
+        spdk=spdk,
         can_be_drained=not asks_who_calls(config),
         stop_grace_s=config.stop_grace_s,
     )
@@ -98,10 +102,30 @@ def file_problems(files: tuple[tuple[str, PurePosixPath], ...]) -> Iterator[Conf
             yield ConfigProblem(field, problem, "use another name", str(path))
 
 
+def is_device(path: PurePath) -> bool:
+    """By its place: the node's devices are not here to look at."""
+    return _DEV in PurePosixPath(path).parents and ".." not in path.parts
+
+
 # ---- inside ------------------------------------------------------------------------------------------------------
 
 
 def _problems(config: ServiceConfig, has_own_target: bool) -> Iterator[ConfigProblem]:
+    yield from _telemetry_problems(config)
+    for field, address in _tcp_addresses(config):
+        if address.port == 0:
+            yield ConfigProblem(field, "is any free port, which nobody would know", "name a port", str(address))
+    yield from file_problems(tuple((_field_of(config, path), PurePosixPath(path)) for path in security_files(config)))
+    for field, folder in _folders(config):
+        yield from _folder_problems(field, folder)
+    spdk = None if config.exports is None else config.exports.spdk
+    if spdk is not None:
+        folder = PurePosixPath(spdk.socket.parent)
+        if not (has_own_target and folder == _SPDK_USUAL):  # else it is the pod's alone
+            yield from _folder_problems("exports.spdk.socket", folder)
+
+
+def _telemetry_problems(config: ServiceConfig) -> Iterator[ConfigProblem]:
     telemetry = config.telemetry
     if telemetry.listen is None:
         fix = "add telemetry: {listen: 127.0.0.1:9477}"
@@ -112,17 +136,19 @@ def _problems(config: ServiceConfig, has_own_target: bool) -> Iterator[ConfigPro
     if not telemetry.probe:
         fix = "remove it: true is the default"
         yield ConfigProblem("telemetry.probe", "is off, so that /readyz would never be good", fix, "false")
-    for field, address in _tcp_addresses(config):
-        if address.port == 0:
-            yield ConfigProblem(field, "is any free port, which nobody would know", "name a port", str(address))
-    yield from file_problems(tuple((_field_of(config, path), PurePosixPath(path)) for path in security_files(config)))
-    for field, folder in _folders(config, has_own_target):
-        if folder in _SHARED or any(one == folder or one in folder.parents for one in _OF_SYSTEM):
-            problem = f"lies in {folder}, which is the node's: the pod would have all of it"
-            yield ConfigProblem(field, problem, "use a directory of its own, such as /var/lib/meshfusion/...")
-        elif folder == CONFIG_DIR or CONFIG_DIR in folder.parents:
-            problem = f"lies in {folder}, where the pod has its configuration"
-            yield ConfigProblem(field, problem, "use a directory of the node, such as /var/lib/meshfusion/...")
+
+
+def _folder_problems(field: str, folder: PurePosixPath) -> Iterator[ConfigProblem]:
+    """Of a directory that is to be mounted."""
+    if ".." in folder.parts or ":" in str(folder) or str(folder).startswith("//"):
+        problem = f"lies in {folder}, which Kubernetes does not mount: it has .., : or // in it"
+        yield ConfigProblem(field, problem, "write the path out, without these")
+    elif folder in _SHARED or any(one == folder or one in folder.parents for one in _OF_SYSTEM):
+        problem = f"lies in {folder}, which is the node's: the pod would have all of it"
+        yield ConfigProblem(field, problem, "use a directory of its own, such as /var/lib/meshfusion/...")
+    elif folder == CONFIG_DIR or CONFIG_DIR in folder.parents:
+        problem = f"lies in {folder}, where the pod has its configuration"
+        yield ConfigProblem(field, problem, "use a directory of the node, such as /var/lib/meshfusion/...")
 
 
 def _problems_of_many(config: ServiceConfig) -> Iterator[ConfigProblem]:
@@ -149,7 +175,7 @@ def _is_everywhere(address: TcpAddress) -> bool:
         return False
 
 
-def _folders(config: ServiceConfig, has_own_target: bool) -> Iterator[tuple[str, PurePosixPath]]:
+def _folders(config: ServiceConfig) -> Iterator[tuple[str, PurePosixPath]]:
     """Of the node, that the service writes to, and the fields that say so. A pool's directory is made in its parent."""
     for address in config.addresses:
         if isinstance(address, UnixAddress):
@@ -158,7 +184,7 @@ def _folders(config: ServiceConfig, has_own_target: bool) -> Iterator[tuple[str,
         before = f"pools.{served.name}.pool" if served.name else "pool"
         yield f"{before}.path", PurePosixPath(served.pool.path.parent)
         for path in served.pool.data_path or ():
-            if not _is_device(path):
+            if not is_device(path):
                 yield f"{before}.data_path", PurePosixPath(path.parent)
         if served.pool.encryption is not None:
             # Both are the node's: a Secret could not be destroyed by `mfctl pool erase-key`.
@@ -168,12 +194,6 @@ def _folders(config: ServiceConfig, has_own_target: bool) -> Iterator[tuple[str,
         yield "log.file", PurePosixPath(config.log.file.parent)
     if config.audit is not None and config.audit.path is not None:
         yield "audit.path", PurePosixPath(config.audit.path.parent)
-    if config.exports is not None and config.exports.spdk is not None and not has_own_target:
-        yield "exports.spdk.socket", PurePosixPath(config.exports.spdk.socket.parent)
-
-
-def _is_device(path: Path) -> bool:
-    return _DEV in PurePosixPath(path).parents
 
 
 def _field_of(config: ServiceConfig, path: Path) -> str:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import PurePosixPath
 from typing import Any, Final
 
 from meshfusion.dpu.config import ServiceConfig
 from meshfusion.jbof.config_problems import ConfigProblem, ConfigProblemsError
 from meshfusion.tools.k8s import dpf, monitors, service_objects
-from meshfusion.tools.k8s.engine import SECRET, EnginePlan, deployment, engine_files
-from meshfusion.tools.k8s.names import CONFIG_DIR, Manifest, instance_name
+from meshfusion.tools.k8s.engine import SECRET, EnginePlan, deployment, engine_files, near_pool
+from meshfusion.tools.k8s.names import CONFIG_DIR, STORAGE_LABEL, Manifest, instance_name
 from meshfusion.tools.k8s.needs import ServiceNeeds, needs_of
 from meshfusion.tools.k8s.service_pod import PodPlan
 
@@ -68,9 +67,8 @@ def render(config: ServiceConfig, config_text: str, asked: Asked) -> Rendered:
         manifests.append(monitors.prometheus_rule(asked.namespace, asked.monitor_labels))
     if asked.engine is not None:
         assert asked.transfer is not None, "an engine has a configuration"
-        pools = tuple(sorted({PurePosixPath(served.pool.path.parent) for served in config.served}))
-        # A DPU is another machine than its engines'.
-        manifests.append(deployment(asked.transfer, asked.engine, asked.namespace, asked.node, pools))
+        pool = near_pool(config, asked.transfer, asked.drives_are_devices)
+        manifests.append(deployment(asked.transfer, asked.engine, asked.namespace, asked.node, pool))
     return Rendered(tuple(manifests), tuple(_notes(needs, asked)))
 
 
@@ -138,7 +136,7 @@ def _notes(needs: ServiceNeeds, asked: Asked) -> list[str]:
     found = []
     instance = instance_name(asked.node)
     if asked.node is None:
-        found.append(f"label the nodes: kubectl label node NODE {service_objects.STORAGE_LABEL}=true")
+        found.append(f"label the nodes: kubectl label node NODE {STORAGE_LABEL}=true")
     if needs.secret_files:
         where = " in the DPUs' cluster" if asked.dpf_chart else ""
         names = [path.name for path in needs.secret_files]

@@ -8,11 +8,10 @@ from typing import Final
 from meshfusion.tools.k8s.names import (
     APP,
     CONFIG_KEY,
-    HOSTNAME_LABEL,
-    STORAGE_LABEL,
     Manifest,
     all_services,
     metadata,
+    placement,
     service_labels,
 )
 from meshfusion.tools.k8s.needs import ServiceNeeds
@@ -41,7 +40,6 @@ def daemon_set(
     instance: str, namespace: str | None, needs: ServiceNeeds, plan: PodPlan, config_text: str, node: str | None = None
 ) -> Manifest:
     """On all nodes that have the label, or on ``node`` alone."""
-    where = {STORAGE_LABEL: "true"} if node is None else {HOSTNAME_LABEL: node}
     return {
         "apiVersion": "apps/v1",
         "kind": "DaemonSet",
@@ -50,7 +48,7 @@ def daemon_set(
             "selector": {"matchLabels": service_labels(instance)},
             # One after another, the old pod first: a pool has one owner. A new one that is not ready stops it.
             "updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 1, "maxSurge": 0}},
-            "template": _template(instance, needs, plan, config_text, where),
+            "template": _template(instance, needs, plan, config_text, node),
         },
     }
 
@@ -59,7 +57,7 @@ def stateful_set(
     instance: str, namespace: str | None, needs: ServiceNeeds, plan: PodPlan, config_text: str, node: str
 ) -> Manifest:
     """One pod, on ``node``: it is not begun anew as long as the former may still run."""
-    template = _template(instance, needs, plan, config_text, {HOSTNAME_LABEL: node})
+    template = _template(instance, needs, plan, config_text, node)
     # It belongs to that node: moving it away when the node is not heard from would help nobody.
     keys = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
     stays = [{"key": key, "operator": "Exists", "effect": "NoExecute"} for key in keys]
@@ -106,9 +104,9 @@ def disruption_budget(namespace: str | None) -> Manifest:
     }
 
 
-def _template(instance: str, needs: ServiceNeeds, plan: PodPlan, config_text: str, where: dict[str, str]) -> Manifest:
+def _template(instance: str, needs: ServiceNeeds, plan: PodPlan, config_text: str, node: str | None) -> Manifest:
     digest = hashlib.sha256(config_text.encode()).hexdigest()
     return {
         "metadata": {"labels": service_labels(instance), "annotations": {DIGEST_ANNOTATION: digest}},
-        "spec": {**pod_spec(needs, plan), "nodeSelector": where},
+        "spec": {**pod_spec(needs, plan), **placement(node)},
     }

@@ -11,12 +11,12 @@ from typing import Final
 from meshfusion.dpu.api.address import TcpAddress
 from meshfusion.tools.k8s.names import CONFIG_FILE, CONTAINER, Manifest
 from meshfusion.tools.k8s.needs import ServiceNeeds
-from meshfusion.tools.k8s.spdk_target import target_container, target_volumes
+from meshfusion.tools.k8s.spdk_target import socket_volume, target_container, target_volumes
 from meshfusion.tools.k8s.volumes import Volume, folders_of_node, of_node, scratch, settings
 from meshfusion.tools.mfctl.privileges import capabilities
 from meshfusion.tools.mfctl.unit_file import CLOSING_S
 
-_CACHE: Final = PurePosixPath("/var/cache/meshfusion")
+_SCRATCH: Final = PurePosixPath("/tmp")
 _START_S, _START_LOOK_S = 15 * 60, 10
 """As the systemd unit has it: a large pool's index is looked through before it is served."""
 _SILENT_S, _LIFE_LOOK_S = 60, 15
@@ -42,6 +42,7 @@ def pod_spec(needs: ServiceNeeds, plan: PodPlan) -> Manifest:
     """Without what says on which node it runs."""
     shared = _shared_volumes(needs)
     own = (*_own_volumes(needs, plan), *shared)
+    sockets: tuple[Volume, ...] = ()
     targets: tuple[Volume, ...] = ()
     spec: Manifest = {
         "automountServiceAccountToken": False,
@@ -52,11 +53,10 @@ def pod_spec(needs: ServiceNeeds, plan: PodPlan) -> Manifest:
     }
     if plan.spdk_image is not None:
         assert needs.spdk is not None, "checked by the caller"
-        targets = target_volumes(needs.spdk)
-        spec["initContainers"] = [target_container(needs.spdk, plan.spdk_image, (*targets, *shared))]
-    mounted = (*own, *targets[:1])
-    spec["containers"] = [_container(needs, plan, mounted)]
-    spec["volumes"] = [volume.as_volume for volume in (*own, *targets)]
+        sockets, targets = socket_volume(needs.spdk, needs.folders), target_volumes()
+        spec["initContainers"] = [target_container(needs.spdk, plan.spdk_image, (*sockets, *targets, *shared))]
+    spec["containers"] = [_container(needs, plan, (*own, *sockets))]
+    spec["volumes"] = [volume.as_volume for volume in (*own, *sockets, *targets)]
     return spec
 
 
@@ -71,7 +71,7 @@ def _container(needs: ServiceNeeds, plan: PodPlan, volumes: tuple[Volume, ...]) 
         "name": CONTAINER,
         "image": plan.image,
         "command": ["mfctl", "service", "run", "--config", str(CONFIG_FILE)],
-        "env": [{"name": "NUMBA_CACHE_DIR", "value": str(_CACHE)}],
+        "env": [{"name": "NUMBA_CACHE_DIR", "value": str(_SCRATCH / "numba")}],
         "ports": _ports(needs),
         "startupProbe": _probe(needs, "/healthz", _START_LOOK_S, _START_S // _START_LOOK_S),
         "livenessProbe": _probe(needs, "/healthz", _LIFE_LOOK_S, _SILENT_S // _LIFE_LOOK_S),
@@ -132,8 +132,7 @@ def _security(needs: ServiceNeeds) -> Manifest:
 def _own_volumes(needs: ServiceNeeds, plan: PodPlan) -> tuple[Volume, ...]:
     found = [
         settings(plan.config_map, plan.secret, needs.secret_files),
-        scratch("cache", _CACHE),
-        scratch("tmp", PurePosixPath("/tmp")),
+        scratch("tmp", _SCRATCH),
         # Who has drives reserved is told by machine; the image's own would be the same everywhere.
         of_node("machine-id", PurePosixPath("/etc/machine-id"), "File", is_read_only=True),
     ]

@@ -22,10 +22,15 @@ def huge_page_count(spdk: SpdkConfig) -> int:
     return math.ceil(spdk.memory / HUGE_PAGE_BYTES)
 
 
-def target_volumes(spdk: SpdkConfig) -> tuple[Volume, ...]:
-    """The first is the service's, too: the directory of the socket."""
+def socket_volume(spdk: SpdkConfig, folders: Iterable[PurePosixPath]) -> tuple[Volume, ...]:
+    """For both; none where the socket lies in one of the ``folders`` that both have from the node."""
+    directory = PurePosixPath(spdk.socket.parent)
+    return () if directory in folders else (scratch("target", directory),)
+
+
+def target_volumes() -> tuple[Volume, ...]:
+    """Its own."""
     return (
-        scratch("target", PurePosixPath(spdk.socket.parent)),
         scratch("huge-pages", PurePosixPath("/dev/hugepages"), medium="HugePages-2Mi"),
         scratch("dpdk", PurePosixPath("/var/run/dpdk")),
     )

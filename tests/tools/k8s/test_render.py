@@ -285,6 +285,14 @@ def test_the_kubelet_asks_where_the_service_tells(listen: str, host: str) -> Non
     assert found["livenessProbe"]["timeoutSeconds"] > 2, "/healthz itself waits 2 s for the pools"
 
 
+def node_of(spec: Manifest) -> Any:
+    """The only one that the pod may run on."""
+    (term,) = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    (field,) = term["matchFields"]
+    assert (field["key"], field["operator"], list(term)) == ("metadata.name", "In", ["matchFields"])
+    return field["values"]
+
+
 # ---- where, and how many ----------------------------------------------------------------------------------------
 
 
@@ -307,7 +315,7 @@ def test_one_budget_holds_for_the_services_of_all_nodes() -> None:
         assert one(first, kind)["metadata"]["name"] != one(second, kind)["metadata"]["name"]
     matched = [one(items, "StatefulSet")["spec"]["selector"]["matchLabels"] for items in (first, second)]
     assert matched[0] != matched[1], "none takes the other's pods for its own"
-    assert pod(first, "StatefulSet")["nodeSelector"] == {"kubernetes.io/hostname": "a"}
+    assert node_of(pod(first, "StatefulSet")) == ["a"]
 
 
 def test_different_nodes_have_different_names() -> None:
@@ -340,7 +348,7 @@ def test_the_engine_has_what_connector_config_writes(
     assert written == json.loads(told.stdout)["kv_transfer_config"]
     # What it names is there: the socket's and the pool's directories, or the certificates.
     places = {mount["mountPath"] for mount in engine["volumeMounts"]}
-    assert places >= ({"/run/meshfusion", "/var/lib/meshfusion"} if config is NEAR else {"/etc/meshfusion"})
+    assert places >= ({"/run/meshfusion", "/var/lib/meshfusion/pool"} if config is NEAR else {"/etc/meshfusion"})
     assert "/models/llama" in places
     # Numbers of processes are alike in pods: where engines tell of themselves by them, they share nothing.
     assert engine["env"] == [{"name": "MESHFUSION_RUN_DIR", "value": "/run/meshfusion-engine"}]
@@ -353,7 +361,48 @@ def test_an_engine_over_rdma_gets_the_devices_and_may_keep_memory_in_place() -> 
     assert engine["resources"]["limits"] == {"nvidia.com/gpu": "1", "rdma/hca_shared_devices_a": "1"}
     assert engine["securityContext"]["capabilities"]["add"] == ["IPC_LOCK"]
     assert pod(items, "Deployment")["hostNetwork"] is True
-    assert "nodeSelector" not in pod(items, "Deployment"), "it may run elsewhere than the service"
+    found = pod(items, "Deployment")
+    assert "nodeSelector" not in found
+    assert "affinity" not in found, "it may run elsewhere than the service"
+
+
+def test_an_engine_gets_its_tenants_pool_and_no_other() -> None:
+    def pool_of(name: str, **more: object) -> Manifest:
+        return {"tenants": [name], "pool": {"path": f"/var/lib/meshfusion/{name}", **more}}
+
+    pools = {"red": pool_of("red"), "blue": pool_of("blue", data_path="/srv/kv/blue.data")}
+    config = {key: value for key, value in NEAR.items() if key != "pool"} | {
+        "pools": pools,
+        "audit": {"path": "/var/log/meshfusion/audit.log"},
+    }
+    for tenant, own in (
+        ("red", {"/var/lib/meshfusion/red"}),
+        ("blue", {"/var/lib/meshfusion/blue", "/srv/kv/blue.data"}),
+    ):
+        items = manifests(config, *ENGINE, "--tenant", tenant)
+        check(one(items, "Deployment"))
+        (engine,) = pod(items, "Deployment")["containers"]
+        places = {mount["mountPath"] for mount in engine["volumeMounts"]}
+        assert places == {"/dev/shm", "/run/meshfusion", "/models/llama", *own}
+        assert "privileged" not in engine["securityContext"]
+
+
+def test_an_engine_of_the_machine_opens_drives_as_the_service_does() -> None:
+    config = {**NEAR, "pool": {**POOL, "data_path": "/dev/nvme1n1"}}
+    (engine,) = pod(manifests(config, *ENGINE), "Deployment")["containers"]
+    assert engine["securityContext"]["privileged"] is True
+    assert "/dev" in {mount["mountPath"] for mount in engine["volumeMounts"]}
+    over_rdma = {**config, "listen": SOCKET, "exports": FAR["exports"]}
+    (engine,) = pod(manifests(over_rdma, *NODE, *ENGINE, *RDMA), "Deployment")["containers"]
+    assert "privileged" not in engine["securityContext"], "the target opens them"
+    assert "/var/lib/meshfusion/pool" not in {mount["mountPath"] for mount in engine["volumeMounts"]}
+
+
+def test_an_spdk_socket_beside_the_services_own_is_the_nodes_too() -> None:
+    spdk = {"socket": "/run/meshfusion/spdk.sock", "memory": "8GiB"}
+    items = manifests({**SPDK, "exports": {**SPDK["exports"], "spdk": spdk}}, *NODE, "--spdk-image", "spdk:1")
+    check(one(items, "StatefulSet"))
+    assert "target" not in [volume["name"] for volume in pod(items, "StatefulSet")["volumes"]]
 
 
 def test_an_engine_on_a_socket_runs_where_the_service_does() -> None:
@@ -386,7 +435,7 @@ def test_a_dpu_is_given_the_manifests_as_the_charts_values() -> None:
     assert [item["kind"] for item in inner] == ["ConfigMap", "DaemonSet"]
     labels = one(inner, "DaemonSet")["spec"]["template"]["metadata"]["labels"]
     assert labels["svc.dpu.nvidia.com/service"] == spec["serviceID"], "DPF lets no other pod in"
-    assert pod(inner, "DaemonSet")["nodeSelector"] == {"kubernetes.io/hostname": "dpu-1"}
+    assert node_of(pod(inner, "DaemonSet")) == ["dpu-1"]
     assert spec["security"] == {"privileged": True}
     (modules,) = one(items, "DPUFlavor")["spec"]["configFiles"]
     assert modules["raw"] == "nvmet\nnvmet-rdma\n"
