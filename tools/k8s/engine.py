@@ -34,13 +34,33 @@ _RUN_DIR: Final = "/run/meshfusion-engine"
 
 @dataclass(frozen=True, slots=True)
 class EnginePlan:
-    """``model``: a name, or a directory of the node. ``rdma_resource``: as a device plugin calls the node's RDMA
-    devices, such as ``rdma/hca_shared_devices_a``; needed by ``path: rdma``."""
+    """``transfer``: its kv_transfer_config. ``model``: a name, or a directory of the node. ``rdma_resource``: as a
+    device plugin calls the node's RDMA devices, such as ``rdma/hca_shared_devices_a``; needed by ``path: rdma``."""
 
+    transfer: dict[str, Any]
     image: str
     model: str
     gpus: int
     rdma_resource: str | None = None
+
+    @property
+    def extra(self) -> dict[str, Any]:
+        """Of the connector."""
+        found: dict[str, Any] = self.transfer[EXTRA_CONFIG]
+        return found
+
+    @property
+    def files(self) -> tuple[tuple[str, PurePosixPath], ...]:
+        """``(option of mfctl, path)`` of what it shows to the service."""
+        tls = self.extra.get("service_tls", {})
+        found = [(f"--service-{name}", tls[name]) for name in ("ca", "certificate", "key") if name in tls]
+        if "service_token_file" in self.extra:
+            found.append(("--service-token-file", self.extra["service_token_file"]))
+        return tuple((option, PurePosixPath(path)) for option, path in found)
+
+    @property
+    def is_rdma(self) -> bool:
+        return bool(self.extra.get("path") == "rdma")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +73,15 @@ class NearPool:
     has_devices: bool
 
 
-def near_pool(config: ServiceConfig, transfer: dict[str, Any], may_have_devices: bool) -> NearPool | None:
+def near_pool(config: ServiceConfig, plan: EnginePlan, may_have_devices: bool) -> NearPool | None:
     """None where it uses nothing of the machine: it is elsewhere, or data comes over RDMA."""
-    extra = transfer[EXTRA_CONFIG]
-    address = parse_address(extra["service"])
+    address = parse_address(plan.extra["service"])
     sockets = () if isinstance(address, TcpAddress) else (PurePosixPath(address.path.parent),)
     if isinstance(address, TcpAddress) and not address.is_loopback:
         return None
-    if _is_rdma(extra):
+    if plan.is_rdma:
         return NearPool(sockets, (), has_devices=False)
-    tenant = extra.get("tenant", DEFAULT_TENANT)
+    tenant = plan.extra.get("tenant", DEFAULT_TENANT)
     pool = next(served.pool for served in config.served if tenant in served.tenants)
     data = [PurePosixPath(path) for path in pool.data_path or ()]
     devices = [path for path in data if is_device(path)]
@@ -73,16 +92,12 @@ def near_pool(config: ServiceConfig, transfer: dict[str, Any], may_have_devices:
     )
 
 
-def deployment(
-    transfer: dict[str, Any], plan: EnginePlan, namespace: str, node: str | None, near: NearPool | None
-) -> Manifest:
-    """``transfer``: its kv_transfer_config. ``node``: of the service, None: of each of many. ``near``: what it uses
-    there itself.
+def deployment(plan: EnginePlan, namespace: str, node: str | None, near: NearPool | None) -> Manifest:
+    """``node``: of the service, None: of each of many. ``near``: what it uses there itself.
 
     Raises :class:`~meshfusion.jbof.config_problems.ConfigProblemsError` for what a pod could not have.
     """
-    extra = transfer[EXTRA_CONFIG]
-    problems = tuple(_problems(extra, plan))
+    problems = tuple(_problems(plan))
     if problems:
         raise ConfigProblemsError("the engine", problems, next_step="Correct what is named.")
     labels = {NAME_LABEL: _CONTAINER, COMPONENT_LABEL: "engine", INSTANCE_LABEL: "vllm-meshfusion"}
@@ -95,59 +110,43 @@ def deployment(
             "selector": {"matchLabels": labels},
             # Its GPUs are free only when the former has ended.
             "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}},
-            "template": {"metadata": {"labels": labels}, "spec": _pod(transfer, plan, node, near)},
+            "template": {"metadata": {"labels": labels}, "spec": _pod(plan, node, near)},
         },
     }
-
-
-def engine_files(extra: dict[str, Any]) -> tuple[tuple[str, PurePosixPath], ...]:
-    """``(option of mfctl, path)`` of what the engine shows to the service."""
-    tls = extra.get("service_tls", {})
-    found = [(f"--service-{name}", tls[name]) for name in ("ca", "certificate", "key") if name in tls]
-    if "service_token_file" in extra:
-        found.append(("--service-token-file", extra["service_token_file"]))
-    return tuple((option, PurePosixPath(path)) for option, path in found)
 
 
 # ---- inside ------------------------------------------------------------------------------------------------------
 
 
-def _problems(extra: dict[str, Any], plan: EnginePlan) -> Iterator[ConfigProblem]:
-    yield from file_problems(engine_files(extra))
-    if _is_rdma(extra) and plan.rdma_resource is None:
+def _problems(plan: EnginePlan) -> Iterator[ConfigProblem]:
+    yield from file_problems(plan.files)
+    if plan.is_rdma and plan.rdma_resource is None:
         fix = "name what your RDMA device plugin calls them"
         yield ConfigProblem("--rdma-resource", "is not given, and path rdma needs the node's RDMA devices", fix)
 
 
-def _is_rdma(extra: dict[str, Any]) -> bool:
-    return bool(extra.get("path") == "rdma")
-
-
-def _pod(transfer: dict[str, Any], plan: EnginePlan, node: str | None, near: NearPool | None) -> Manifest:
-    extra = transfer[EXTRA_CONFIG]
-    volumes = _volumes(extra, plan, near)
+def _pod(plan: EnginePlan, node: str | None, near: NearPool | None) -> Manifest:
+    volumes = _volumes(plan, near)
     spec: Manifest = {
         "automountServiceAccountToken": False,
-        "containers": [_container(transfer, plan, volumes, has_devices=near is not None and near.has_devices)],
+        "containers": [_container(plan, volumes, has_devices=near is not None and near.has_devices)],
         "volumes": [volume.as_volume for volume in volumes],
     }
-    if _is_rdma(extra) or isinstance(parse_address(extra["service"]), TcpAddress):
+    if plan.is_rdma or isinstance(parse_address(plan.extra["service"]), TcpAddress):
         # RDMA devices are the node's network's; so is a loopback address, and the way to storage.
         spec |= {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}
     return spec if near is None else {**spec, **placement(node)}
 
 
-def _container(
-    transfer: dict[str, Any], plan: EnginePlan, volumes: tuple[Volume, ...], *, has_devices: bool
-) -> Manifest:
-    config = json.dumps(transfer)
+def _container(plan: EnginePlan, volumes: tuple[Volume, ...], *, has_devices: bool) -> Manifest:
+    config = json.dumps(plan.transfer)
     health = {"httpGet": {"path": "/health", "port": _PORT}, "periodSeconds": 10, "timeoutSeconds": 5}
     limits = {"nvidia.com/gpu": str(plan.gpus)} if plan.gpus else {}
     # Root, as the service: the socket and the pool's files are its user's.
     security: Manifest = {"runAsUser": 0}
     if has_devices:
         security["privileged"] = True  # it opens the drives itself, as the service does
-    if _is_rdma(transfer[EXTRA_CONFIG]):
+    if plan.is_rdma:
         assert plan.rdma_resource is not None, "else it was a problem"
         limits[plan.rdma_resource] = "1"
         security["capabilities"] = {"add": ["IPC_LOCK"]}  # memory that is registered stays in place
@@ -165,9 +164,9 @@ def _container(
     }
 
 
-def _volumes(extra: dict[str, Any], plan: EnginePlan, near: NearPool | None) -> tuple[Volume, ...]:
+def _volumes(plan: EnginePlan, near: NearPool | None) -> tuple[Volume, ...]:
     found = [scratch("shm", PurePosixPath("/dev/shm"), medium="Memory")]  # between the ranks of an engine
-    files = [path for _, path in engine_files(extra)]
+    files = [path for _, path in plan.files]
     if files:
         found.append(settings(None, SECRET, files))
     if near is not None:

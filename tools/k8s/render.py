@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from meshfusion.dpu.config import ServiceConfig
 from meshfusion.jbof.config_problems import ConfigProblem, ConfigProblemsError
 from meshfusion.tools.k8s import dpf, monitors, service_objects
-from meshfusion.tools.k8s.engine import SECRET, EnginePlan, deployment, engine_files, near_pool
+from meshfusion.tools.k8s.engine import SECRET, EnginePlan, deployment, near_pool
 from meshfusion.tools.k8s.names import CONFIG_DIR, STORAGE_LABEL, Manifest, instance_name
 from meshfusion.tools.k8s.needs import ServiceNeeds, needs_of
 from meshfusion.tools.k8s.service_pod import PodPlan
@@ -19,8 +19,8 @@ _MODULES: Final = "the kernel's target needs the modules nvmet and nvmet-{} on t
 @dataclass(frozen=True, slots=True)
 class Asked:
     """``node``: for which it is; None: for all that have the label. ``drives_are_devices``: also where the
-    configuration names none. ``spdk_image``: see :class:`PodPlan`. ``transfer``: of the engine. ``monitor_labels``:
-    None where monitoring is not asked for. ``dpf_chart``: where the chart was pushed, for DPUs under DPF."""
+    configuration names none. ``spdk_image``: see :class:`PodPlan`. ``monitor_labels``: None where
+    monitoring is not asked for. ``dpf_chart``: where the chart was pushed, for DPUs under DPF."""
 
     source: str
     namespace: str
@@ -32,7 +32,6 @@ class Asked:
     drain_s: float
     spdk_image: str | None = None
     engine: EnginePlan | None = None
-    transfer: dict[str, Any] | None = None
     monitor_labels: dict[str, str] | None = None
     dpf_chart: str | None = None
     chart_version: str = ""
@@ -66,9 +65,8 @@ def render(config: ServiceConfig, config_text: str, asked: Asked) -> Rendered:
         manifests.append(monitors.pod_monitor(asked.namespace, asked.monitor_labels))
         manifests.append(monitors.prometheus_rule(asked.namespace, asked.monitor_labels))
     if asked.engine is not None:
-        assert asked.transfer is not None, "an engine has a configuration"
-        pool = near_pool(config, asked.transfer, asked.drives_are_devices)
-        manifests.append(deployment(asked.transfer, asked.engine, asked.namespace, asked.node, pool))
+        pool = near_pool(config, asked.engine, asked.drives_are_devices)
+        manifests.append(deployment(asked.engine, asked.namespace, asked.node, pool))
     return Rendered(tuple(manifests), tuple(_notes(needs, asked)))
 
 
@@ -150,10 +148,8 @@ def _notes(needs: ServiceNeeds, asked: Asked) -> list[str]:
             "the pod cannot drain its service, which asks who calls: SIGTERM gives what is open stop_grace_s = "
             f"{needs.stop_grace_s:g} s. With a socket beside it in listen it could (docs/security.md)"
         )
-    if asked.transfer is not None:
-        files = engine_files(asked.transfer["kv_connector_extra_config"])
-        if files:
-            found.append(_secret_note(SECRET, asked.namespace, [path.name for _, path in files], ""))
+    if asked.engine is not None and asked.engine.files:
+        found.append(_secret_note(SECRET, asked.namespace, [path.name for _, path in asked.engine.files], ""))
     return found
 
 

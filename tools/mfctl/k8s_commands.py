@@ -79,7 +79,6 @@ def render(config_file: Path, image: str, output_format: str, **options: Any) ->
 
     _check_together(options)
     config = config_alone(config_file)
-    engine = _engine(options)
     asked = Asked(
         source=str(config_file),
         namespace=options["namespace"],
@@ -90,8 +89,7 @@ def render(config_file: Path, image: str, output_format: str, **options: Any) ->
         cpus=options["cpus"],
         drain_s=options["drain_s"],
         spdk_image=options["spdk_image"],
-        engine=engine,
-        transfer=None if engine is None else _transfer(config, options),
+        engine=_engine(config, options),
         monitor_labels=options["monitor_labels"] if options["monitoring"] else None,
         dpf_chart=options["dpf_chart"],
         chart_version=_own_version() if options["dpf_chart"] else "",
@@ -151,20 +149,18 @@ def _check_together(options: dict[str, Any]) -> None:
             raise click.UsageError(f"--dpf-chart: {options['dpf_chart']} does not begin with oci:// or https://.")
 
 
-def _engine(options: dict[str, Any]) -> EnginePlan | None:
+def _engine(config: ServiceConfig, options: dict[str, Any]) -> EnginePlan | None:
+    """With what ``mfctl connector config`` writes."""
     from meshfusion.tools.k8s.engine import EnginePlan
-
-    if options["engine_image"] is None:
-        return None
-    return EnginePlan(options["engine_image"], options["model"], options["gpus"], options["rdma_resource"])
-
-
-def _transfer(config: ServiceConfig, options: dict[str, Any]) -> dict[str, Any]:
-    """As ``mfctl connector config`` writes it."""
     from meshfusion.tools.mfctl.connector_snippet import snippet_of_config
     from meshfusion.tools.mfctl.service_access import access_to
 
-    return snippet_of_config(config, options["address"], options["tenant"], access_to).transfer
+    if options["engine_image"] is None:
+        return None
+    made = snippet_of_config(config, options["address"], options["tenant"], access_to)
+    return EnginePlan(
+        made.transfer, options["engine_image"], options["model"], options["gpus"], options["rdma_resource"]
+    )
 
 
 def _print(manifests: tuple[Manifest, ...], output_format: str) -> None:
