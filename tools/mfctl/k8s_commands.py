@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from meshfusion.jbof.errors import ConfigError
-from meshfusion.tools.mfctl.k8s_options import NODE, SizeParameter, label, namespace_option
+from meshfusion.tools.mfctl.k8s_options import label, namespace_option, node_name, size
 from meshfusion.tools.mfctl.numbers import FiniteRange
 from meshfusion.tools.mfctl.output import format_option, print_document
 
@@ -32,14 +32,14 @@ def k8s() -> None:
 @click.option("--config", "config_file", type=_FILE, required=True, metavar="FILE",
               help="The service's configuration, as its pod shall have it.")  # fmt: skip
 @click.option("--image", required=True, metavar="IMAGE", help="The service's image, with mfctl in its PATH.")
-@click.option("--node", type=NODE, metavar="NAME",
+@click.option("--node", callback=node_name, metavar="NAME",
               help="The node whose service it is. Without it: of all nodes with the label meshfusion.io/storage=true, "
               "whose configuration names no address of one of them.")  # fmt: skip
 @namespace_option
 @click.option("--devices", is_flag=True,
               help="Drives are block devices also where the configuration names none: an existing pool's, or later "
               "ones.")  # fmt: skip
-@click.option("--memory", "memory_bytes", type=SizeParameter(), default="1GiB", show_default=True, metavar="SIZE",
+@click.option("--memory", "memory_bytes", callback=size, default="1GiB", show_default=True, metavar="SIZE",
               help="What is asked for the service; mfctl plan tells.")  # fmt: skip
 @click.option("--cpus", type=FiniteRange(0.1, 1024), default=1.0, show_default=True, metavar="NUMBER",
               help="The same of processors.")  # fmt: skip

@@ -17,51 +17,34 @@ _LABEL_KEY: Final = re.compile(r"([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([
 _LABEL_VALUE: Final = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
 
 
-class SizeParameter(click.ParamType[int]):
+def size(context: click.Context, parameter: click.Parameter, value: str) -> int:
     """``4GiB`` -> bytes, of which Kubernetes is told whole MiB."""
+    from meshfusion.jbof.sizes import parse_size_bytes
 
-    name = "size"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        from meshfusion.jbof.sizes import parse_size_bytes
-
-        if isinstance(value, int):
-            return value
-        try:
-            size_bytes = parse_size_bytes(value)
-        except ValueError as error:
-            self.fail(f"{error}.", param, ctx)
-        if size_bytes < _MIB:
-            self.fail(f"{value} is less than 1MiB.", param, ctx)
-        return size_bytes
+    try:
+        size_bytes = parse_size_bytes(value)
+    except ValueError as error:
+        raise click.BadParameter(f"{error}.") from error
+    if size_bytes < _MIB:
+        raise click.BadParameter(f"{value} is less than 1MiB.")
+    return size_bytes
 
 
-class _NodeName(click.ParamType[str]):
-    name = "name"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        text = str(value)
-        if not is_node_name(text):
-            self.fail(f"{text!r} is no name of a node: letters a-z, digits, hyphens and dots.", param, ctx)
-        return text
+def node_name(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    if value is not None and not is_node_name(value):
+        raise click.BadParameter(f"{value!r} is no name of a node: letters a-z, digits, hyphens and dots.")
+    return value
 
 
-class _Namespace(click.ParamType[str]):
-    name = "name"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        text = str(value)
-        if not is_namespace(text):
-            self.fail(f"{text!r} is no namespace: letters a-z, digits and hyphens, 63 at most.", param, ctx)
-        return text
-
-
-NODE: Final = _NodeName()
+def _namespace(context: click.Context, parameter: click.Parameter, value: str) -> str:
+    if not is_namespace(value):
+        raise click.BadParameter(f"{value!r} is no namespace: letters a-z, digits and hyphens, 63 at most.")
+    return value
 
 
 def namespace_option(command: F) -> F:
     return click.option(
-        "--namespace", type=_Namespace(), default="meshfusion", show_default=True, metavar="NAME",
+        "--namespace", callback=_namespace, default="meshfusion", show_default=True, metavar="NAME",
         help="Where the objects are.",
     )(command)  # fmt: skip
 
