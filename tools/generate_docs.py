@@ -192,7 +192,7 @@ def generate() -> dict[str, str]:
         "sizing.md": sizing_document(),
         "metrics.md": METRICS_HEADER + metrics_document(),
         "events.md": EVENTS_HEADER + kinds_document(),
-        "alerts.md": monitoring.runbook(),
+        "alerts.md": monitoring.alerts_document(),
         "../tools/data/prometheus-alerts.yml": monitoring.alert_rules(),
         "../tools/data/grafana-dashboard.json": monitoring.dashboard(),
     }

@@ -1,4 +1,4 @@
-"""The one table of alert rules: from it come the rules that Prometheus reads, and what to do about each.
+"""The one table of alert rules: from it come the rules that Prometheus reads, and the first steps about each.
 
 Of a service of several pools, what is of a pool is told of each by itself: rules keep the label ``pool``.
 """
@@ -27,7 +27,7 @@ class Alert:
 
     @property
     def anchor(self) -> str:
-        """Of its part of docs/alerts.md."""
+        """Of its part of docs/alerts.md and docs/runbooks.md."""
         return self.name.lower()
 
 

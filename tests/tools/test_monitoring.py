@@ -40,7 +40,9 @@ def test_names_in_an_expression() -> None:
 
 
 def test_every_alert_has_its_part_of_the_runbook() -> None:
-    headings = re.findall(r"^## (.+)$", (ROOT / monitoring.RUNBOOK).read_text(), re.MULTILINE)
+    text = (ROOT / monitoring.RUNBOOK).read_text()
+    headings = re.findall(r"^## (.+)$", text, re.MULTILINE)
+    assert headings == [alert.name for alert in ALERTS], "in the order of the alerts, and none that there is not"
     rules: Any = yaml.safe_load(monitoring.alert_rules())
     found = [rule for group in rules["groups"] for rule in group["rules"]]
     assert len({alert.name for alert in ALERTS}) == len(ALERTS) == len(found)
@@ -51,6 +53,22 @@ def test_every_alert_has_its_part_of_the_runbook() -> None:
         assert rule["labels"]["severity"] in ("critical", "warning")
     for alert in ALERTS:
         assert alert.steps, alert.name
+
+
+def test_every_runbook_says_what_it_means_how_to_look_and_what_to_do() -> None:
+    text = (ROOT / monitoring.RUNBOOK).read_text()
+    for section in text.split("\n## ")[1:]:
+        name, _, body = section.partition("\n")
+        parts = [
+            body.find(f"\n**{part}") for part in ("What it means.", "What engines notice.", "Look.", "Do.", "Call")
+        ]
+        assert min(parts) >= 0, f"{name} lacks a part: {parts}"
+        assert parts == sorted(parts), name
+        look, do = body[parts[2] : parts[3]], body[parts[3] : parts[4]]
+        assert "```sh\n" in look, f"{name} does not say how to look"
+        assert "\n1. " in do, f"{name} does not say what to do"
+        named = set(re.findall(r"\bMeshFusion[A-Z]\w+", body))
+        assert named <= {alert.name for alert in ALERTS}, f"{name} names an alert that there is not"
 
 
 def is_of_pool(expr: str) -> bool:

@@ -23,6 +23,7 @@ from meshfusion.tools.mfctl.doctor_command import doctor
 from meshfusion.tools.mfctl.dpu_commands import dpu
 from meshfusion.tools.mfctl.events_command import events
 from meshfusion.tools.mfctl.jbof_commands import jbof
+from meshfusion.tools.mfctl.k8s_commands import k8s
 from meshfusion.tools.mfctl.kinds_command import kinds
 from meshfusion.tools.mfctl.output import EXIT_INTERRUPTED, report_error, report_object, wanted_format
 from meshfusion.tools.mfctl.path_commands import path
@@ -110,7 +111,7 @@ def mfctl(context: click.Context, /, **access: Any) -> None:
 
 
 COMMANDS = (pool, service, chunk, jbof, path, events, trace, top, config, kinds, doctor, support, verify, sim, lab)
-for command in (*COMMANDS, dpu, token, audit, plan, connector):
+for command in (*COMMANDS, dpu, token, audit, plan, connector, k8s):
     mfctl.add_command(command)
 
 meshfusion = RootCommand(

@@ -15,7 +15,6 @@ from meshfusion.jbof.errors import ConfigError
 from meshfusion.tools.mfctl.output import format_option, print_document
 
 if TYPE_CHECKING:
-    from meshfusion.dpu.config import ServiceConfig
     from meshfusion.tools.mfctl.unit_file import UnitFacts
 
 
@@ -59,7 +58,7 @@ def unit(config_path: Path, user: str | None, output: Path | None, force: bool, 
 
 def _facts(config_path: Path, user: str) -> UnitFacts:
     from meshfusion.dpu.api.address import UnixAddress, parse_address
-    from meshfusion.tools.mfctl.config_model import config_alone
+    from meshfusion.tools.mfctl.config_model import asks_who_calls, config_alone, security_files
     from meshfusion.tools.mfctl.unit_file import UnitFacts
 
     try:
@@ -97,7 +96,7 @@ def _facts(config_path: Path, user: str) -> UnitFacts:
         user=user,
         serve=(*mfctl, "service", "run", "--config", str(config_path)),
         # Where callers must say who they are, systemd has nothing to show.
-        reload=None if _asks_who_calls(config) else (*mfctl, "service", "reload", "--config", str(config_path)),
+        reload=None if asks_who_calls(config) else (*mfctl, "service", "reload", "--config", str(config_path)),
         mounts=(*(pool.path for pool in pools), config_path),
         writes=(
             *sockets,
@@ -111,7 +110,7 @@ def _facts(config_path: Path, user: str) -> UnitFacts:
             Path(sys.prefix),
             Path(__file__),
             config_path,
-            *_security_files(config),
+            *security_files(config),
             *(e.key_file for e in encryptions),
         ),
         stop_grace_s=config.stop_grace_s,
@@ -119,18 +118,6 @@ def _facts(config_path: Path, user: str) -> UnitFacts:
         exports_by_kernel=is_nvmet,
         is_encrypted=bool(encryptions),
     )
-
-
-def _asks_who_calls(config: ServiceConfig) -> bool:
-    """Also where its own user calls? On a socket beside other addresses it does not."""
-    has_own_socket = len({type(address) for address in config.addresses}) > 1
-    return not has_own_socket and (config.tls is not None or config.tokens_file is not None)
-
-
-def _security_files(config: ServiceConfig) -> tuple[Path, ...]:
-    tls = config.tls
-    named = () if tls is None else (tls.certificate, tls.key, tls.client_ca)
-    return tuple(path for path in (*named, config.tokens_file) if path is not None)
 
 
 def _listed_devices(pool: Path) -> tuple[Path, ...]:

@@ -10,6 +10,7 @@ from pathlib import Path, PurePath
 from typing import Final
 
 from meshfusion.jbof.errors import ConfigError
+from meshfusion.tools.mfctl.privileges import capabilities
 
 # Systemd makes and owns a directory below each, when it is named.
 _MADE: Final = {
@@ -20,7 +21,7 @@ _MADE: Final = {
 _HOMES: Final = (PurePath("/home"), PurePath("/root"), PurePath("/run/user"))
 _TEMPORARY: Final = (PurePath("/tmp"), PurePath("/var/tmp"))
 # What closing takes beyond stop_grace_s: running calls end, targets and drives get their time to answer.
-_CLOSING_S: Final = 65
+CLOSING_S: Final = 65
 _SIGHUP: Final = "/bin/kill -HUP $MAINPID"
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_./:@+,=-]+")
 
@@ -52,7 +53,7 @@ def unit_text(template: str, facts: UnitFacts) -> str:
         "SERVE": _command(facts.serve),
         "RELOAD": _SIGHUP if facts.reload is None else _command(facts.reload),
         "MOUNTS": " ".join(map(_word, facts.mounts)),
-        "STOP_S": str(math.ceil(facts.stop_grace_s) + _CLOSING_S),
+        "STOP_S": str(math.ceil(facts.stop_grace_s) + CLOSING_S),
         "DIRECTORIES": "\n".join(_directories(facts.writes)),
         "DEVICES": "\n".join(_devices(facts)),
         "PROTECT_HOME": "read-only" if _any_below(used, _HOMES) else "yes",
@@ -89,8 +90,6 @@ def _directories(writes: Iterable[Path]) -> list[str]:
 
 
 def _devices(facts: UnitFacts) -> list[str]:
-    """Of root: without DAC_OVERRIDE it could not use files of other users, which a pool's may be."""
-    capabilities = ["CAP_DAC_OVERRIDE", "CAP_FOWNER"] if facts.user == "root" else []
     if not facts.devices:
         lines = ["PrivateDevices=yes"]
     else:
@@ -100,17 +99,18 @@ def _devices(facts: UnitFacts) -> list[str]:
         if facts.is_encrypted:
             lines += ["DeviceAllow=/dev/mapper/control rw", "DeviceAllow=block-device-mapper rw"]
             lines.append("ReadWritePaths=-/run/cryptsetup")  # its locks; tmpfiles.d of cryptsetup makes it
-            capabilities.append("CAP_IPC_LOCK")  # cryptsetup keeps keys from being swapped out
-        if facts.user == "root":
-            capabilities += ["CAP_SYS_ADMIN", "CAP_SYS_RAWIO"]
-        else:
+        if facts.user != "root":
             lines += [
                 "# As this user, drives' health and reservations are out of reach, see docs/drives.md: they need root.",
                 "SupplementaryGroups=disk",
             ]
-    if facts.exports_by_kernel and "CAP_SYS_ADMIN" not in capabilities:
-        capabilities.append("CAP_SYS_ADMIN")
-    return [*lines, f"CapabilityBoundingSet={' '.join(capabilities)}"]
+    needed = capabilities(
+        is_root=facts.user == "root",
+        has_devices=bool(facts.devices),
+        exports_by_kernel=facts.exports_by_kernel,
+        is_encrypted=facts.is_encrypted,
+    )
+    return [*lines, f"CapabilityBoundingSet={' '.join(f'CAP_{name}' for name in needed)}"]
 
 
 def _any_below(paths: Iterable[PurePath], bases: Iterable[PurePath]) -> bool:
