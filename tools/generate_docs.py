@@ -72,7 +72,8 @@ segment of the pool.
 """
 
 
-OWN_OPTIONS = """Before the command, for services that ask who calls ([security.md](security.md)):
+OWN_OPTIONS = """Before the command, for services that ask who calls ([security.md](security.md)), and for contexts
+([operation.md](operation.md#contexts)):
 
 | option | default | meaning |
 |---|---|---|
@@ -258,7 +259,7 @@ def _key_row(prefix: str, name: str, field: FieldInfo) -> str:
 
 def _mfctl_document() -> str:
     exit_codes = EXIT_CODES_HELP.replace("\b\n", "").strip()
-    own = "".join(_option_row(p) for p in mfctl.params if isinstance(p, click.Option) and p.envvar)
+    own = "".join(_option_row(p) for p in mfctl.params if isinstance(p, click.Option) and p.expose_value)
     parts = [HEADER, f"```\n{exit_codes}\n```\n", OWN_OPTIONS + own, *_sections(mfctl, "mfctl")]
     parts += ["## The service's configuration\n", f"```yaml\n{example_service_config()}```\n"]
     reloadable = "".join(f"| `{key}` | {what} |\n" for key, what in RELOADABLE.items())

@@ -13,7 +13,7 @@ import click
 from meshfusion.dpu.api.types import IDENTITY_BYTES, KEY_BYTES, ChunkRecord, ListRequest
 from meshfusion.jbof.errors import MeshFusionError
 from meshfusion.tools.mfctl.output import format_bytes, format_option, print_document, print_fields, print_table
-from meshfusion.tools.mfctl.sources import ChunkReader, open_chunks, require_one_source, source_options
+from meshfusion.tools.mfctl.sources import ChunkReader, open_chunks, source_options
 
 _PAGE_LIMIT = 500
 MIN_PREFIX_DIGITS = 6
@@ -71,7 +71,6 @@ def ls(
     output_format: str,
 ) -> None:
     """List committed chunks in key order, from the pool in PATH or from a service."""
-    require_one_source(path, address, pool_name)
     with open_chunks(path, address, pool_name) as source:
         chunks, next_after = _list(source, limit, after_key, identity, timeout_s)
     if output_format != "table":
@@ -136,7 +135,6 @@ def show(
 
     Of its key, as many digits as tell it from the others are enough, but at least six.
     """
-    require_one_source(path, address, pool_name)
     with open_chunks(path, address, pool_name) as source:
         found = _find(source, key, timeout_s)
     if found is None:

@@ -83,12 +83,12 @@ def config(
 def _snippet(config_file: Path | None, address: str | None, tenant: str | None) -> Snippet:
     from meshfusion.tools.mfctl.config_model import config_alone
     from meshfusion.tools.mfctl.connector_snippet import snippet_of_address, snippet_of_config
-    from meshfusion.tools.mfctl.service_access import access_to
+    from meshfusion.tools.mfctl.service_access import given_access_to
 
     if config_file is not None:
-        return snippet_of_config(config_alone(config_file), address, tenant, access_to)
+        return snippet_of_config(config_alone(config_file), address, tenant, given_access_to)
     assert address is not None, "one of them is named"
-    return snippet_of_address(address, tenant, access_to)
+    return snippet_of_address(address, tenant, given_access_to)
 
 
 def _check(made: Snippet, deadline_s: float) -> tuple[Finding, ...]:

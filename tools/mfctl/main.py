@@ -19,6 +19,7 @@ from meshfusion.tools.mfctl.audit_commands import audit
 from meshfusion.tools.mfctl.chunk_commands import chunk
 from meshfusion.tools.mfctl.config_commands import config
 from meshfusion.tools.mfctl.connector_commands import connector
+from meshfusion.tools.mfctl.context_commands import context as context_group
 from meshfusion.tools.mfctl.doctor_command import doctor
 from meshfusion.tools.mfctl.dpu_commands import dpu
 from meshfusion.tools.mfctl.events_command import events
@@ -110,7 +111,7 @@ def mfctl(context: click.Context, /, **access: Any) -> None:
 
 
 COMMANDS = (pool, service, chunk, jbof, path, events, trace, top, config, kinds, doctor, support, verify, sim, lab)
-for command in (*COMMANDS, dpu, token, audit, plan, connector):
+for command in (*COMMANDS, dpu, token, audit, plan, connector, context_group):
     mfctl.add_command(command)
 
 meshfusion = RootCommand(

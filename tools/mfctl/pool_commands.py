@@ -11,6 +11,7 @@ import click
 
 from meshfusion.dpu.api.types import PoolStatus
 from meshfusion.jbof.errors import FormatError, MediaError
+from meshfusion.tools.mfctl.context_choice import Services, services_of
 from meshfusion.tools.mfctl.encrypted_pools import drives_open
 from meshfusion.tools.mfctl.output import (
     format_bytes,
@@ -22,7 +23,7 @@ from meshfusion.tools.mfctl.output import (
 from meshfusion.tools.mfctl.pool_key_commands import erase_key, rekey
 from meshfusion.tools.mfctl.pool_repair_commands import rebuild_index, repair
 from meshfusion.tools.mfctl.progress import Progress
-from meshfusion.tools.mfctl.sources import read_status, source_options
+from meshfusion.tools.mfctl.sources import pool_status, service_status, source_options
 
 if TYPE_CHECKING:
     from meshfusion.dpu.encryption.note import KeyPlace
@@ -167,13 +168,39 @@ def status(path: Path | None, address: str | None, pool_name: str, timeout_s: fl
     """Show what a pool holds and who uses it.
 
     From PATH, it is read beside whoever owns the pool and shows what is on the medium; leases, grants, holders and
-    which segments are open are known only to the service: use --service. Both tell the same segments in use.
+    which segments are open are known only to the service: use --service. Both tell the same segments in use. Of a
+    context that lists several services all are shown, and it does not exit with 0 when one did not answer.
     """
-    result = read_status(path, address, pool_name, timeout_s)
+    services = services_of(path, address, pool_name)
+    if services is not None and services.is_cluster:
+        _print_status_of_all(services, pool_name, timeout_s, output_format)
+        return
+    if services is None:
+        assert path is not None
+        result = pool_status(path)
+    else:
+        result = service_status(services.only.address, pool_name, timeout_s)
     if output_format != "table":
         print_document(status_object(result), output_format)
     else:
-        _print_status(result, live=address is not None)
+        _print_status(result, live=services is not None)
+
+
+def _print_status_of_all(services: Services, pool_name: str, timeout_s: float, output_format: str) -> None:
+    from meshfusion.tools.mfctl.cluster import ask_all, end_with_errors, print_answers, tell_errors
+    from meshfusion.tools.mfctl.cluster_status import STATUS_HEADERS, status_row
+
+    answers = ask_all(
+        services.members,
+        lambda member: service_status(member.address, pool_name, timeout_s),
+        within_s=timeout_s + 1.0,
+    )
+    if output_format != "table":
+        print_answers(services, answers, status_object, output_format)
+    else:
+        print_table(STATUS_HEADERS, map(status_row, answers))
+        tell_errors(answers)
+    end_with_errors(answers)
 
 
 def status_object(status: PoolStatus) -> dict[str, Any]:

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import click
 
+from meshfusion.tools.mfctl.context_choice import chosen_services, refuse_beside_context
 from meshfusion.tools.mfctl.output import EXIT_UNREACHABLE, format_option, print_document
+from meshfusion.tools.mfctl.sources import service_option
 
 
 @click.group()
@@ -23,7 +25,7 @@ def support() -> None:
     metavar="FILE",
     help="Configuration of the service; the service and the pool are those that it names.",
 )
-@click.option("--service", "address", metavar="ADDRESS", help="The running service is at unix:///path or host:port.")
+@service_option("The running service is at unix:///path or host:port; without it and --config that of the context.")
 @click.option("--pool", type=click.Path(path_type=Path, readable=False), metavar="PATH", help="The pool.")
 @click.option(
     "--log",
@@ -60,7 +62,7 @@ def dump(
     now_s = time.time()
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now_s))
     path = output or Path(f"meshfusion-support-{stamp}.tar.gz")
-    subject = subject_of(config_path, address, pool, log)
+    subject = subject_of(config_path, _address(config_path, address, pool), pool, log)
     parts = parts_of(subject)
     # Each is made in a thread of its own.
     collected = collect(Part(part.name, with_access(part.make)) for part in parts)
@@ -80,3 +82,12 @@ def dump(
         click.echo(f"wrote {path} with {len(collected.files)} files; look through it before you pass it on")
     if is_away:
         raise click.exceptions.Exit(EXIT_UNREACHABLE)
+
+
+def _address(config_path: Path | None, address: str | None, pool: Path | None) -> str | None:
+    """Of --service, or of the context where nothing else tells which service is meant."""
+    if address is None and (config_path is not None or pool is not None):
+        refuse_beside_context("--config or --pool")
+        return None
+    services = chosen_services(address)
+    return None if services is None else services.only.address

@@ -78,16 +78,16 @@ def _process(address: str) -> str:
 def _status(pool: Path | None, address: str | None, pool_name: str) -> PoolStatus:
     """As the service tells it; where it is away, as it lies on the medium."""
     from meshfusion.jbof.errors import ServiceUnavailableError
-    from meshfusion.tools.mfctl.sources import read_status
+    from meshfusion.tools.mfctl.sources import pool_status, service_status
 
-    if address is None:
-        return read_status(pool, None, "", _ANSWER_S)
     try:
-        return read_status(None, address, pool_name, _ANSWER_S)
+        if address is not None:
+            return service_status(address, pool_name, _ANSWER_S)
     except ServiceUnavailableError:
         if pool is None:
             raise
-        return read_status(pool, None, "", _ANSWER_S)
+    assert pool is not None, "made for a service or a pool"
+    return pool_status(pool)
 
 
 def _plain_status(status: PoolStatus) -> dict[str, Any]:
