@@ -28,6 +28,17 @@ class Door:
     address: TcpAddress | UnixAddress
     is_ours: bool = True
 
+    @property
+    def check(self) -> str:
+        return f"socket {self.address.path}" if isinstance(self.address, UnixAddress) else f"port {self.address}"
+
+    @property
+    def who_listens(self) -> str:
+        """A command that says."""
+        if isinstance(self.address, UnixAddress):
+            return f"ss -lxp src {self.address.path}"
+        return f"ss -ltnp 'sport = :{self.address.port}'"
+
 
 def doors_of(config: ServiceConfig) -> tuple[Door, ...]:
     """What can be seen of them: not the portals of RDMA."""
@@ -48,26 +59,24 @@ def _has_port(rest: str) -> bool:
 def check_doors(machine: Machine, doors: tuple[Door, ...], *, is_served: bool) -> Iterator[Finding]:
     """``is_served``: the service of the configuration runs."""
     for door in doors:
-        check = f"port {door.address}" if isinstance(door.address, TcpAddress) else f"socket {door.address.path}"
         is_open = _is_open(machine, door.address)
-        if not door.is_ours:
-            cause = "somebody listens" if is_open else "nobody listens"
-            yield Finding(check, State.INFO, f"{cause}; {door.key}, of the target")
-        elif is_open and is_served:
-            yield Finding(check, State.OK, f"the service listens; {door.key}")
-        elif is_open and isinstance(door.address, TcpAddress):
-            remedy = f"ss -ltnp 'sport = :{door.address.port}' names the process; end it, or change {door.key}."
-            yield Finding(
-                check, State.FAIL, f"another process listens there, and the service does not run; {door.key}", remedy
-            )
-        elif is_open:
-            yield Finding(check, State.WARN, f"a process has this socket, and the service does not run; {door.key}",
-                          f"ss -lxp src {door.address.path} names it.")  # fmt: skip
-        elif is_served:
-            remedy = "The service may run with an older configuration: mfctl service reload, or restart it."
-            yield Finding(check, State.WARN, f"the service runs and does not listen there; {door.key}", remedy)
+        if door.is_ours:
+            yield _finding(door, is_open=is_open, is_served=is_served)
         else:
-            yield Finding(check, State.OK, f"free; {door.key}")
+            cause = "somebody listens" if is_open else "nobody listens"
+            yield Finding(door.check, State.INFO, f"{cause}; {door.key}, of the target")
+
+
+def _finding(door: Door, *, is_open: bool, is_served: bool) -> Finding:
+    if is_open and not is_served:
+        cause = f"another process listens there, and the service does not run; {door.key}"
+        return Finding(
+            door.check, State.FAIL, cause, f"{door.who_listens} names the process; end it, or change {door.key}."
+        )
+    if is_served and not is_open:
+        remedy = "The service may run with an older configuration: mfctl service reload, or restart it."
+        return Finding(door.check, State.WARN, f"the service runs and does not listen there; {door.key}", remedy)
+    return Finding(door.check, State.OK, f"{'the service listens' if is_served else 'free'}; {door.key}")
 
 
 def _is_open(machine: Machine, address: TcpAddress | UnixAddress) -> bool:

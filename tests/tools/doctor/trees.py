@@ -31,10 +31,11 @@ class Tree:
     ) -> str:  # fmt: skip
         """``way``: the bridges above it. Returns its folder."""
         folder = f"sys/devices/{way}/{address}"
-        for name, value in {
+        attributes: dict[str, str | int] = {
             "vendor": vendor, "class": kind, "numa_node": node, "current_link_width": width, "max_link_width": most,
             "current_link_speed": "32.0 GT/s PCIe", "max_link_speed": "32.0 GT/s PCIe",
-        }.items():  # fmt: skip
+        }  # fmt: skip
+        for name, value in attributes.items():
             self.write(f"{folder}/{name}", value)
         if iommu is not None:
             self.write(f"{folder}/iommu_group/type", iommu)
