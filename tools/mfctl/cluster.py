@@ -13,7 +13,8 @@ import click
 from meshfusion.jbof.errors import MeshFusionError, ServiceUnavailableError
 from meshfusion.tools.mfctl.context_choice import Services
 from meshfusion.tools.mfctl.context_types import Member
-from meshfusion.tools.mfctl.output import EXIT_UNREACHABLE, error_object, exit_code, print_document
+from meshfusion.tools.mfctl.exit_codes import EXIT_UNREACHABLE, exit_code
+from meshfusion.tools.mfctl.output import error_object, print_document
 from meshfusion.tools.mfctl.service_access import calling, with_access
 
 T = TypeVar("T")

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from meshfusion.jbof.errors import UnsupportedError
+from meshfusion.tools.mfctl.exit_codes import EXIT_FAILURE
 from meshfusion.tools.mfctl.numbers import FiniteRange
-from meshfusion.tools.mfctl.output import EXIT_FAILURE, format_option, print_document, print_table
+from meshfusion.tools.mfctl.output import format_option, print_document, print_table
 
 if TYPE_CHECKING:
     from meshfusion.tools.mfctl.connector_snippet import Snippet

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from meshfusion.tools.mfctl.output import EXIT_FAILURE, format_option, print_document, print_table
+from meshfusion.tools.mfctl.exit_codes import EXIT_FAILURE
+from meshfusion.tools.mfctl.output import format_option, print_document, print_table
 
 if TYPE_CHECKING:
     from meshfusion.tools.mfctl.findings import Finding

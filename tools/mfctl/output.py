@@ -11,20 +11,8 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from meshfusion.jbof.errors import FormatError, MeshFusionError, PoolBusyError, ServiceUnavailableError
-
-EXIT_FAILURE = 1
-EXIT_USAGE = 2
-EXIT_POOL_BUSY = 3
-EXIT_DAMAGED = 4
-EXIT_UNREACHABLE = 5
-EXIT_INTERRUPTED = 130
-
-_EXIT_CODES: tuple[tuple[type[MeshFusionError], int], ...] = (
-    (PoolBusyError, EXIT_POOL_BUSY),
-    (FormatError, EXIT_DAMAGED),
-    (ServiceUnavailableError, EXIT_UNREACHABLE),
-)
+from meshfusion.jbof.errors import MeshFusionError
+from meshfusion.tools.mfctl.exit_codes import exit_code
 
 FORMATS: Final = ("table", "json", "yaml")
 
@@ -50,10 +38,6 @@ def wanted_format(arguments: Sequence[str]) -> str:
         if option.startswith("--format") and found in FORMATS:
             return found
     return "table"
-
-
-def exit_code(error: MeshFusionError) -> int:
-    return next((code for kind, code in _EXIT_CODES if isinstance(error, kind)), EXIT_FAILURE)
 
 
 def report_error(error: MeshFusionError, output_format: str) -> int:

@@ -8,7 +8,8 @@ from pathlib import Path
 import click
 
 from meshfusion.tools.mfctl.context_choice import chosen_services, refuse_beside_context
-from meshfusion.tools.mfctl.output import EXIT_UNREACHABLE, format_option, print_document
+from meshfusion.tools.mfctl.exit_codes import EXIT_UNREACHABLE
+from meshfusion.tools.mfctl.output import format_option, print_document
 from meshfusion.tools.mfctl.sources import service_option
 
 
@@ -54,7 +55,7 @@ def dump(
     chunks, no keys, no environment. What could not be had is listed in its manifest, and here. Exits 5 when the service
     does not tell its state: the archive is written all the same.
     """
-    from meshfusion.tools.mfctl.daemon import own_version
+    from meshfusion.tools.mfctl.own_version import own_version
     from meshfusion.tools.mfctl.service_access import with_access
     from meshfusion.tools.mfctl.support_bundle import Part, collect, write_bundle
     from meshfusion.tools.mfctl.support_parts import SERVICE_STATE, parts_of, subject_of

@@ -16,14 +16,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from meshfusion.jbof.errors import ConfigError
-from meshfusion.tools.mfctl.output import (
-    EXIT_FAILURE,
-    format_option,
-    print_document,
-    print_fields,
-    print_table,
-    to_json,
-)
+from meshfusion.tools.mfctl.exit_codes import EXIT_FAILURE
+from meshfusion.tools.mfctl.output import format_option, print_document, print_fields, print_table, to_json
 
 if TYPE_CHECKING:
     from meshfusion.tools.verify.run import Report
