@@ -30,6 +30,7 @@ from meshfusion.tools.mfctl.own_version import own_version
 from meshfusion.tools.mfctl.path_commands import path
 from meshfusion.tools.mfctl.plan_command import plan
 from meshfusion.tools.mfctl.pool_commands import pool
+from meshfusion.tools.mfctl.progress import InterruptedWork
 from meshfusion.tools.mfctl.service_access import access_options, remember_access
 from meshfusion.tools.mfctl.service_commands import run, service
 from meshfusion.tools.mfctl.shell_commands import completion, man
@@ -75,15 +76,30 @@ def end_with_exit_code(
         else:
             e.show()
         code = e.exit_code
-    except (click.Abort, KeyboardInterrupt):
-        click.echo("interrupted", err=True)
-        code = EXIT_INTERRUPTED
+    except (click.Abort, KeyboardInterrupt) as e:
+        code = _report_interruption(e, output_format)
     except OSError as e:
         if e.filename is None:
             raise  # not about a file the user named: a defect, wants its traceback
         report = MeshFusionError(f"{e.filename}: {e.strerror}", next_step="Check the path, permissions and space.")
         code = report_error(report, output_format)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _report_interruption(error: BaseException, output_format: str) -> int:
+    """click makes an Abort of an interruption, and keeps it as the cause."""
+    told = error if isinstance(error, InterruptedWork) else error.__cause__ or error.__context__
+    if isinstance(told, InterruptedWork):
+        message, next_step = told.message, told.next_step
+    else:
+        message, next_step = "interrupted", "Run the same command again."
+    if output_format != "table":
+        report_object("Interrupted", message, next_step, EXIT_INTERRUPTED, output_format)
+    elif isinstance(told, InterruptedWork):
+        click.echo(f"{message}\n  next step: {next_step}", err=True)
+    else:
+        click.echo(message, err=True)
+    return EXIT_INTERRUPTED
 
 
 @click.group(cls=RootGroup, epilog=exit_codes_help(), context_settings={"help_option_names": ["-h", "--help"]})

@@ -45,6 +45,8 @@ def _size_or_none(ctx: click.Context, param: click.Parameter, value: str | None)
 
 PATH = click.Path(path_type=Path, readable=False)  # whether it can be read is told with a next step
 
+_NOT_MADE = "there is no pool, and of what lay on a --data-path a part may be gone"
+_UNCHANGED = "nothing was changed, and of the rest nothing is known"
 _OWNED = "owned"  # not a count, though it comes among the counters of a pool read from its medium
 
 
@@ -117,7 +119,7 @@ def create(
     drives = data_paths or (None,) * (drive_count or 1)
     if len(drives) == 1:
         data_path = drives[0]
-        with Progress("zeroing") as progress:
+        with Progress("zeroing", left=_NOT_MADE) as progress:
             create_pool(
                 path,
                 size_bytes=size_bytes,
@@ -130,7 +132,7 @@ def create(
     elif force:
         raise click.UsageError("--force is for one drive: create the pool on it, then add others: mfctl jbof add.")
     else:
-        with Progress("zeroing") as progress:
+        with Progress("zeroing", left=_NOT_MADE) as progress:
             create_pool_of_drives(
                 path,
                 size_bytes=size_bytes,
@@ -278,7 +280,7 @@ def check(path: Path, rate_bytes: int | None, output_format: str) -> None:
     from meshfusion.dpu.pool import check_pool
 
     rate_bytes_s = None if rate_bytes is None else float(rate_bytes)
-    with drives_open(path), Progress("checking chunks") as progress:
+    with drives_open(path), Progress("checking chunks", left=_UNCHANGED) as progress:
         report = check_pool(path, progress.update, rate_bytes_s=rate_bytes_s)
     if output_format != "table":
         print_document(report, output_format)

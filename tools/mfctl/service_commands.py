@@ -10,6 +10,7 @@ import click
 
 from meshfusion.tools.mfctl.numbers import FiniteRange
 from meshfusion.tools.mfctl.output import format_option, format_seconds, print_document, print_fields, print_table
+from meshfusion.tools.mfctl.progress import told_when_interrupted
 from meshfusion.tools.mfctl.service_source import running_service_options, running_services, service_admin
 from meshfusion.tools.mfctl.unit_command import unit
 
@@ -123,7 +124,12 @@ def drain(address: str | None, config_path: Path | None, within_s: float, output
             click.echo(f"{open_now}, {state.remaining_s:.0f} s left", err=True)
 
     services = running_services(address, config_path, must_be_named=True)
-    with service_admin(services.only.address) as admin:
+    at = services.only.address
+    goes_on = told_when_interrupted(
+        "the service drains on if it was told to, and then stops",
+        next_step=f"mfctl service state --service {at} tells; it cannot be called off.",
+    )
+    with goes_on, service_admin(at) as admin:
         last = drain_service(admin, within_s, told, now_s=time.monotonic)
     if output_format != "table":
         print_document(_as_document(last), output_format)

@@ -223,11 +223,11 @@ def test_operators_on_the_machine_need_nothing_to_show_on_a_socket_beside(tmp_pa
 
 
 def test_roles_and_the_record(daemon: Daemon) -> None:
-    refused = run(*daemon.options(daemon.reader), "jbof", "drain", str(daemon.pool), "0", "--format", "json")
+    refused = run(*daemon.options(daemon.reader), "jbof", "drain", str(daemon.pool), "0", "--yes", "--format", "json")
     assert (refused.exit_code, error_of(refused)["kind"]) == (1, "PermissionDeniedError")
     added = run(*daemon.options(daemon.operator), "jbof", "add", str(daemon.pool), "--size", "16MiB")
     assert added.exit_code == 0, added.stderr
-    assert run(*daemon.options(daemon.operator), "jbof", "remove", str(daemon.pool), "7").exit_code == 1
+    assert run(*daemon.options(daemon.operator), "jbof", "remove", str(daemon.pool), "7", "--yes").exit_code == 1
     log = str(daemon.pool / "audit.log")
     calls = json.loads(run("audit", "show", log, "--format", "json").stdout)["calls"]
     assert [(c["principal"], c["rpc"], c["outcome"]) for c in calls[-3:]] == [

@@ -56,14 +56,19 @@ def test_another_key(made: Made, tmp_path: Path) -> None:
     assert run("pool", "check", made.layout.directory).exit_code == 0
 
 
-def test_erasing_asks(made: Made) -> None:
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("meshfusion.tools.mfctl.consent.has_terminal", lambda: True)
+
+
+def test_erasing_asks(made: Made, terminal: None) -> None:
     result = run("pool", "erase-key", made.layout.directory, answer="n\n")
     assert result.exit_code != 0
     assert f"on {made.slices[0]} is lost for good" in result.output
     assert made.header().exists()
 
 
-def test_erased(made: Made) -> None:
+def test_erased(made: Made, terminal: None) -> None:
     result = run("pool", "erase-key", made.layout.directory, answer="y\n")
     assert result.exit_code == 0, result.output
     assert f"{made.slices[0]} is blank" in result.output
