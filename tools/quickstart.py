@@ -248,7 +248,7 @@ def _look_at(pool: Path) -> str:
     here = Path.cwd()
     mfctl = Path(sys.executable).parent / "mfctl"
     shown = [str(path.relative_to(here) if path.is_relative_to(here) else path) for path in (mfctl, pool)]
-    return f"{shown[0]} chunk ls {shown[1]}"
+    return f"{shown[0]} chunk list {shown[1]}"
 
 
 def _table(outcome: Outcome) -> Table:

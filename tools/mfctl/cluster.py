@@ -60,7 +60,7 @@ def _answer(member: Member, outcomes: dict[str, T | BaseException], within_s: fl
     if member.name not in outcomes:
         late = ServiceUnavailableError(
             f"the chunk service at {member.address} did not answer within {within_s:g} s",
-            next_step="See whether it hangs, or is far from here: mfctl service state --service ADDRESS.",
+            next_step="See whether it hangs, or is far from here: mfctl service status --service ADDRESS.",
         )
         return Answer(member, error=late)
     outcome = outcomes[member.name]

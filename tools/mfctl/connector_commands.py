@@ -47,7 +47,7 @@ def connector() -> None:
     "for the engine's host.",
 )  # fmt: skip
 @click.option(
-    "--deadline", "deadline_s", type=FiniteRange(1, 3600), default=180, show_default=True, metavar="SECONDS",
+    "--timeout", "deadline_s", type=FiniteRange(1, 3600), default=180, show_default=True, metavar="SECONDS",
     help="With --check: how long the engine may take to answer.",
 )  # fmt: skip
 @format_option

@@ -59,7 +59,7 @@ def run(config_path: Path, takeover: bool, output_format: str) -> None:
 @service.command()
 @running_service_options
 @format_option
-def state(address: str | None, config_path: Path | None, output_format: str) -> None:
+def status(address: str | None, config_path: Path | None, output_format: str) -> None:
     """Tell how the running service stands: version, process, whether it drains, and what is open.
 
     Of a context that lists several services all are shown, and it does not exit with 0 when one did not answer.
@@ -127,7 +127,7 @@ def drain(address: str | None, config_path: Path | None, within_s: float, output
     at = services.only.address
     goes_on = told_when_interrupted(
         "the service drains on if it was told to, and then stops",
-        next_step=f"mfctl service state --service {at} tells; it cannot be called off.",
+        next_step=f"mfctl service status --service {at} tells; it cannot be called off.",
     )
     with goes_on, service_admin(at) as admin:
         last = drain_service(admin, within_s, told, now_s=time.monotonic)

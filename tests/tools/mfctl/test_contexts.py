@@ -139,7 +139,14 @@ def test_a_command_asks_the_service_of_the_context(fleet: Fleet) -> None:
 
 
 def test_neither_pool_nor_service_nor_context_is_wrong_usage() -> None:
-    for command in (["pool", "status"], ["events"], ["top"], ["chunk", "ls"], ["service", "state"], ["path", "test"]):
+    for command in (
+        ["pool", "status"],
+        ["events"],
+        ["top"],
+        ["chunk", "list"],
+        ["service", "status"],
+        ["path", "test"],
+    ):
         result = run(*command)
         assert result.exit_code == 2, command
         assert "mfctl context use NAME" in result.stderr
@@ -149,7 +156,7 @@ def test_a_context_beside_what_else_names_a_service_is_wrong_usage(fleet: Fleet,
     fleet.make_context("a")
     for command in (
         ["pool", "status", "/x"],
-        ["service", "state", "--config", "/x"],
+        ["service", "status", "--config", "/x"],
         ["support", "dump", "--pool", "/x"],
     ):
         result = run("--context", "fleet", *command)
@@ -201,11 +208,11 @@ def test_one_that_does_not_answer_is_told_beside_the_others(fleet: Fleet, comman
 
 def test_a_command_about_one_service_does_not_choose_among_several(fleet: Fleet) -> None:
     fleet.make_context("a", "b")
-    for command in (["chunk", "ls"], ["service", "reload"], ["path", "test"], ["support", "dump"]):
+    for command in (["chunk", "list"], ["service", "reload"], ["path", "test"], ["support", "dump"]):
         result = run(*command)
         assert result.exit_code == 2, command
         assert "--service a or b" in result.stderr
-    wrong = run("chunk", "ls", "--service", "c")
+    wrong = run("chunk", "list", "--service", "c")
     assert wrong.exit_code == 1
     assert "has no service 'c': a, b" in wrong.stderr
 

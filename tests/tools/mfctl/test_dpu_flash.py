@@ -90,6 +90,20 @@ def test_a_card_is_flashed_and_then_left_alone(flash: Flash, rshim: Mounted) -> 
     assert rshim.state["installed"] == 2
 
 
+def test_without_a_yes_and_a_terminal_no_card_is_touched(
+    flash: Flash, rshim: Mounted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drained = ("--service", "unix:///run/nobody.sock")
+    refused = flash(*drained)
+    assert refused.exit_code == 2
+    for words in ("What is on the boot drive of 1 card will be lost", "chunks in its pool stay", "--yes"):
+        assert words in refused.stderr.replace("\n", " ")
+    monkeypatch.setattr("meshfusion.tools.mfctl.consent.has_terminal", lambda: True)
+    denied = flash(*drained)  # an answer that is none
+    assert denied.exit_code == 130
+    assert (rshim.state["resets"], rshim.state["installed"]) == (0, 0)
+
+
 def test_a_failure_in_the_log_is_one_though_what_follows_is_ready(flash: Flash, rshim: Mounted) -> None:
     rshim.behave(installation=[*INSTALLATION[:27], " ERR[MISC]: Installation failed"])
     result = flash("--no-drain", "--yes")

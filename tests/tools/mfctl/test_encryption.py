@@ -37,7 +37,7 @@ def test_commands_open_it_and_close_it(made: Made, words: tuple[str, ...]) -> No
 def test_its_drives_are_shown_and_its_chunks(made: Made) -> None:
     (row,) = json.loads(run("jbof", "drives", made.layout.directory, "--format", "json").stdout)["drives"]
     assert row["state"] == "here"
-    assert run("chunk", "ls", made.layout.directory).exit_code == 0
+    assert run("chunk", "list", made.layout.directory).exit_code == 0
     assert made.luks.open_names == []
 
 
