@@ -14,6 +14,8 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
+from meshfusion.dpu.api.security.guard import Guard
+from meshfusion.dpu.api.security.server_tls import ServerTls
 from meshfusion.dpu.api.server import serve
 from meshfusion.dpu.telemetry.event_log import EventLog
 from meshfusion.jbof.errors import ConfigError, ServiceUnavailableError
@@ -22,6 +24,9 @@ from meshfusion.tools.mfctl.cluster import Answer, ask_all, end_with_errors
 from meshfusion.tools.mfctl.context_file import change_contexts
 from meshfusion.tools.mfctl.context_types import Access, Contexts, Member, ServiceContext
 from meshfusion.tools.mfctl.main import mfctl
+from tests.dpu.api.fake_service import FakeChunkService, make_status
+from tests.dpu.security.authority import Authority, server_files
+from tests.dpu.security.test_tls import known
 from tests.dpu.telemetry.fakes import FakePool
 
 
@@ -299,3 +304,30 @@ def test_the_exit_code_tells_that_one_cannot_be_reached() -> None:
         with pytest.raises(click.exceptions.Exit) as raised:
             end_with_errors([Answer(member, 1), *(Answer(member, error=error) for error in failed)])
         assert raised.value.exit_code == code
+
+
+def test_a_cluster_over_tls_is_called_with_the_files_of_its_context(tmp_path: Path) -> None:
+    """One that does not know this caller is told beside the one that does; neither is called without the files."""
+    authority = Authority(tmp_path)
+    pair, of_server = authority.issue("operator"), server_files(authority, authority)
+    knows, knows_not = (
+        serve(FakeChunkService(), "127.0.0.1:0", guard=Guard(known(name)), tls=ServerTls(of_server))
+        for name in ("operator", "somebody")
+    )
+    try:
+        files = ("--ca", str(authority.path), "--certificate", str(pair.certificate), "--key", str(pair.key))
+        members = ("--member", f"one={knows.address}", "--member", f"two={knows_not.address}")
+        ran("context", "set", "secure", *members, *files, "--use")
+        assert run("context", "show").exit_code == 0
+        found = run("pool", "status", "--format", "json")
+        assert found.exit_code == 1, "it can be reached, and refuses"
+        one, two = json.loads(found.stdout)["services"]
+        assert (one["answer"]["pool_uuid"], one["error"]) == (make_status().pool_uuid, None)
+        assert (two["answer"], two["error"]["kind"]) == (None, "PermissionDeniedError")
+        alone = run("pool", "status", "--service", "one")
+        assert alone.exit_code == 0, "by its name, with the same files"
+        ran("context", "set", "bare", "--service", knows.address, "--use")
+        assert run("pool", "status").exit_code == 5, "without TLS it is not understood"
+    finally:
+        for server in (knows, knows_not):
+            server.stop(0.0)
