@@ -170,7 +170,7 @@ def check_paths(pool: Path | None) -> Iterator[Finding]:
         return
     seen = rdma_answer(rdma)
     yield _path_finding(seen.kind.value, seen.is_possible, seen.reason, seen.next_step)
-    remedy = "Name the pool: mfctl doctor --pool DIRECTORY"
+    remedy = "Name the pool: mfctl doctor PATH"
     yield _path_finding(PathKind.BLOCK.value, False, "not looked at: it depends on the pool's data", remedy)
     yield _path_finding(PathKind.STAGED.value, True, "wherever the pool's data can be opened", "")
 

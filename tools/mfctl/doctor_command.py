@@ -17,11 +17,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option(
-    "--pool",
-    type=click.Path(path_type=Path, readable=False),
-    help="Also look at the place of this pool, existing or not.",
-)
+@click.argument("path", type=click.Path(path_type=Path, readable=False), required=False)
 @click.option(
     "--role", "role_name", type=click.Choice(["host", "dpu", "jbof"]), show_default="what the machine looks like",
     help="Of engines (host), the card that exports drives (dpu), or a server of drives (jbof).",
@@ -31,8 +27,9 @@ if TYPE_CHECKING:
     help="Also look at what this configuration of the service needs: modules, huge pages, ports, certificates.",
 )  # fmt: skip
 @format_option
-def doctor(pool: Path | None, role_name: str | None, config_path: Path | None, output_format: str) -> None:
-    """Look for what would keep MeshFusion from working on this machine, or make it slow.
+def doctor(path: Path | None, role_name: str | None, config_path: Path | None, output_format: str) -> None:
+    """Look for what would keep MeshFusion from working on this machine, or make it slow; also at the pool in PATH, or
+    the place of one that is to be made.
 
     Software and pool, kernel and modules, huge pages, RDMA devices, their links and MTU, the ways to GPUs' memory and
     how near they are, the clock, versions, and with --config ports and certificates. What is "unseen" could not be
@@ -42,7 +39,7 @@ def doctor(pool: Path | None, role_name: str | None, config_path: Path | None, o
     from meshfusion.tools.mfctl.doctor_machine import examine_here
     from meshfusion.tools.mfctl.findings import State
 
-    findings = list(examine_here(pool, None if role_name is None else Role(role_name), config_path))
+    findings = list(examine_here(path, None if role_name is None else Role(role_name), config_path))
     failed = [f for f in findings if f.state is State.FAIL]
     if output_format != "table":
         checks = [{"check": f.check, "state": f.state.value, "cause": f.cause, "remedy": f.remedy} for f in findings]

@@ -247,7 +247,7 @@ def test_a_support_bundle_is_made_with_the_same_access(
 ) -> None:
     monkeypatch.setattr(support_parts, "_doctor", lambda pool: [])  # it has tests of its own, and takes long
     output = tmp_path / "bundle.tar.gz"
-    command = ("support", "dump", "--pool", str(daemon.pool), "--output", str(output), "--format", "json")
+    command = ("support", "dump", str(daemon.pool), "--output", str(output), "--format", "json")
     made = json.loads(run(*daemon.options(daemon.operator), *command).stdout)
     assert made["failed"] == []
     of_the_service = {"service/state.json", "service/stacks.txt", "service/process.txt", "pool/holders.json"}

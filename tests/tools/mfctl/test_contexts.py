@@ -162,7 +162,7 @@ def test_a_context_beside_what_else_names_a_service_is_wrong_usage(fleet: Fleet,
     for command in (
         ["pool", "status", "/x"],
         ["service", "status", "--config", "/x"],
-        ["support", "dump", "--pool", "/x"],
+        ["support", "dump", "/x"],
     ):
         result = run("--context", "fleet", *command)
         assert result.exit_code == 2, command

@@ -21,7 +21,7 @@ from meshfusion.tools.mfctl.main import mfctl
 
 
 def test_this_machine_is_fit(tmp_path: Path) -> None:
-    result = CliRunner().invoke(mfctl, ["doctor", "--pool", str(tmp_path / "pool"), "--format", "json"])
+    result = CliRunner().invoke(mfctl, ["doctor", str(tmp_path / "pool"), "--format", "json"])
     report = json.loads(result.stdout)
     states = {check["check"]: check["state"] for check in report["checks"]}
     assert states["python"] == "ok"
@@ -112,7 +112,7 @@ def test_without_a_pool_the_paths_are_told_as_far_as_they_can_be() -> None:
     findings = {finding.check: finding for finding in doctor.check_paths(None)}
     assert list(findings) == ["path rdma", "path block", "path staged"]
     assert (findings["path block"].state, findings["path staged"].state) == (State.INFO, State.OK)
-    assert "--pool" in findings["path block"].remedy
+    assert "mfctl doctor PATH" in findings["path block"].remedy
     table = CliRunner().invoke(mfctl, ["doctor"]).stdout
     rows = [line.split()[:3] for line in table.splitlines()]
     assert ["info", "path", "block"] in rows
@@ -177,7 +177,7 @@ def test_a_bad_pool_fails_with_the_words_of_its_status(tmp_path: Path, offset: i
     error = json.loads(status.stderr)["error"]
     finding = {f.check: f for f in doctor.check_pool(pool)}["pool"]
     assert (finding.state, finding.cause, finding.remedy) == (State.FAIL, error["message"], error["next_step"])
-    assert CliRunner().invoke(mfctl, ["doctor", "--pool", str(pool)]).exit_code == 1
+    assert CliRunner().invoke(mfctl, ["doctor", str(pool)]).exit_code == 1
 
 
 def test_a_pool_in_use_is_read_beside_its_owner(tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def test_a_pool_in_use_is_read_beside_its_owner(tmp_path: Path) -> None:
     with Pool.open(tmp_path / "pool") as pool:
         epoch = pool.status(deadline_s=1.0).epoch
         code = "import sys; from meshfusion.tools.mfctl.main import main; main()"
-        command = [sys.executable, "-c", code, "doctor", "--pool", str(tmp_path / "pool"), "--format", "json"]
+        command = [sys.executable, "-c", code, "doctor", str(tmp_path / "pool"), "--format", "json"]
         found = subprocess.run(command, capture_output=True, text=True, check=False)
         states = {check["check"]: check["state"] for check in json.loads(found.stdout)["checks"]}
         assert states["pool"] == "ok"
