@@ -23,7 +23,8 @@ EXIT_CODES: Final = {
     EXIT_UNREACHABLE: "the service cannot be reached; of a context with several services, one of them",
     EXIT_INTERRUPTED: "interrupted, or not agreed to",
 }
-"""What each means; there are no others, but for `mfctl lab run` and `shell`, which end as their command does."""
+"""What each means; there are no others, but for commands that end as the command does that they run (NOTE)."""
+NOTE: Final = "`mfctl lab run` and `mfctl lab shell` end as the command does that they run.\n"
 
 BY_ERROR: Final[tuple[tuple[type[MeshFusionError], int], ...]] = (
     (PoolBusyError, EXIT_POOL_BUSY),
@@ -49,4 +50,5 @@ def exit_codes_table() -> str:
     kinds[EXIT_FAILURE] = "all others"
     kinds[EXIT_USAGE] = "`UsageError`, `BadParameter`, `MissingParameter`, `NoSuchOption` and the like"
     rows = (f"| {code} | {text} | {kinds[code]} |\n" for code, text in EXIT_CODES.items())
-    return "| exit code | means | `kind` of the error in JSON and YAML |\n|---|---|---|\n" + "".join(rows)
+    head = "| exit code | means | `kind` of the error in JSON and YAML |\n|---|---|---|\n"
+    return f"{head}{''.join(rows)}\n{NOTE}"
