@@ -45,7 +45,7 @@ def running_services(address: str | None, config_path: Path | None, *, must_be_n
         services = chosen_services(address)
     if services is None:
         context = "mfctl --context NAME" if must_be_named else "a context (mfctl context use NAME)"
-        raise click.UsageError(f"Name the running service, by --service ADDRESS, --config FILE or {context}.")
+        raise click.UsageError(f"Name the running service, by either --service ADDRESS or --config FILE, or {context}.")
     return services
 
 
