@@ -136,13 +136,13 @@ def create(
                 encryption=encryption,
             )
     with drives_open(path):
-        status = inspect_pool(path)
+        made = inspect_pool(path)
     if output_format != "table":
-        print_document(status_object(status), output_format)
+        print_document(status_object(made), output_format)
         return
     click.echo(
-        f"created pool {status.pool_uuid} in {status.path}: {status.segment_count} segments of "
-        f"{format_bytes(status.segment_bytes)}" + (f" on {len(drives)} drives" if len(drives) > 1 else "")
+        f"created pool {made.pool_uuid} in {made.path}: {made.segment_count} segments of "
+        f"{format_bytes(made.segment_bytes)}" + (f" on {len(drives)} drives" if len(drives) > 1 else "")
     )
 
 

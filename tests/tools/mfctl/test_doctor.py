@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import cast
 
 import pytest
 from click.testing import CliRunner
@@ -18,6 +19,7 @@ from meshfusion.tools.mfctl import doctor
 from meshfusion.tools.mfctl.doctor import VLLM_API_FILE
 from meshfusion.tools.mfctl.findings import Finding, State
 from meshfusion.tools.mfctl.main import mfctl
+from meshfusion.tools.mfctl.support_parts import Subject, parts_of
 
 
 def test_this_machine_is_fit(tmp_path: Path) -> None:
@@ -250,3 +252,11 @@ def test_contexts_that_are_wrong_keep_nobody_from_the_rest(contexts_file: Path) 
     checks = {check["check"]: check for check in json.loads(result.stdout)["checks"]}
     assert (result.exit_code, checks["contexts"]["state"]) == (1, "fail")
     assert "kernel" in checks
+
+
+def test_the_support_bundle_has_it_all(tmp_path: Path) -> None:
+    config = tmp_path / "service.yaml"
+    config.write_text(f"listen: unix://{tmp_path}/s\npool: {{path: {tmp_path}/pool, create: true, size: 8MiB}}\n")
+    part = next(part for part in parts_of(Subject(config, None, None, None)) if part.name == "doctor.json")
+    checks = {check["check"]: check for check in cast(list[dict[str, str]], part.make())}
+    assert {"role", "python", "kernel", "clock", "configuration", f"socket {tmp_path}/s"} <= set(checks)
