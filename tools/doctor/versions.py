@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
@@ -26,9 +27,20 @@ def check_versions(machine: Machine) -> Iterator[Finding]:
     told += [f"{name} of the kernel" for name, version in drivers.items() if not version and _loaded(machine, name)]
     if told:
         yield Finding("drivers", State.INFO, ", ".join(told))
+    drives = Counter(filter(None, (_drive(machine, name) for name in machine.names("sys/class/nvme"))))
+    if drives:
+        yield Finding("drive firmware", State.INFO, ", ".join(f"{count} of {name}" for name, count in drives.items()))
     release = machine.text("etc/mlnx-release")
     if release:
         yield Finding("dpu system", State.INFO, release.splitlines()[0])
+
+
+def _drive(machine: Machine, name: str) -> str:
+    """Of a drive, not of a controller that lies behind a fabric."""
+    if machine.text(f"sys/class/nvme/{name}/transport") not in (None, "pcie"):
+        return ""
+    model, firmware = (machine.text(f"sys/class/nvme/{name}/{key}") for key in ("model", "firmware_rev"))
+    return f"{model} with {firmware}" if model and firmware else ""
 
 
 def _loaded(machine: Machine, module: str) -> bool:

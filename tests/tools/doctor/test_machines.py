@@ -105,6 +105,14 @@ def test_a_bad_server_of_drives(tmp_path: Path) -> None:
     assert found["module nvmet"].remedy.startswith("modprobe nvmet")
 
 
+def test_firmware_of_drives_is_told_not_that_of_a_fabric(tmp_path: Path) -> None:
+    tree = good_jbof(tmp_path)
+    tree.write("sys/class/nvme/nvme9/transport", "rdma").write("sys/class/nvme/nvme9/model", "Linux")
+    tree.write("sys/class/nvme/nvme9/firmware_rev", "6.14")
+    found = examined(tree, Role.JBOF)["drive firmware"]
+    assert found.cause == "2 of SAMSUNG MZWLO3T8HCLS with OPPA4B5Q"
+
+
 def test_a_dpu_without_rdma(tmp_path: Path) -> None:
     tree = bare(tmp_path)
     assert examined(tree, Role.DPU)["rdma"].state is State.WARN

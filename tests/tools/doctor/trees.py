@@ -48,6 +48,9 @@ class Tree:
     def nvme(self, name: str, address: str, way: str, *, node: int = 0, width: int = 4) -> None:
         folder = self.pci(address, vendor="0x144d", kind="0x010802", way=way, node=node, width=width, most=4)
         self.link(f"sys/class/nvme/{name}/device", folder)
+        self.write(f"sys/class/nvme/{name}/model", "SAMSUNG MZWLO3T8HCLS").write(
+            f"sys/class/nvme/{name}/firmware_rev", "OPPA4B5Q"
+        ).write(f"sys/class/nvme/{name}/transport", "pcie")
 
     def rdma(
         self, device: str, interface: str, address: str, way: str, *, node: int = 0, state: str = "4: ACTIVE",
