@@ -245,7 +245,7 @@ def test_roles_and_the_record(daemon: Daemon) -> None:
 def test_a_support_bundle_is_made_with_the_same_access(
     daemon: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(support_parts, "_doctor", lambda pool: [])  # it has tests of its own, and takes long
+    monkeypatch.setattr(support_parts, "_doctor", lambda *_: [])  # it has tests of its own, and takes long
     output = tmp_path / "bundle.tar.gz"
     command = ("support", "dump", str(daemon.pool), "--output", str(output), "--format", "json")
     made = json.loads(run(*daemon.options(daemon.operator), *command).stdout)

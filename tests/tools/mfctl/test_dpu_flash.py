@@ -199,13 +199,6 @@ def test_a_dry_run_shows_every_step_and_does_none(flash: Flash, rshim: Mounted) 
     assert flash("--no-drain", "--dry-run", "--deadline", "installing=7200").stdout.count("2.0 h") == 1
 
 
-def test_what_will_be_lost_is_asked_about(flash: Flash, rshim: Mounted) -> None:
-    result = flash("--service", "unix:///nowhere/socket")
-    assert result.exit_code == 130  # no answer, since there is no input
-    assert "What is on the boot drive of 1 card will be lost" in result.stderr
-    assert rshim.state["resets"] == 0
-
-
 def test_a_service_that_is_gone_needs_no_draining(flash: Flash) -> None:
     result = flash("--service", "unix:///nowhere/socket", "--yes", "--format", "json")
     assert result.exit_code == 0, result.output
