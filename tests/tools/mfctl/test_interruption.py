@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -31,8 +32,10 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The terminal's signal comes when some of it is done."""
+def interrupted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The terminal's signal comes when some of it is done; also where these tests run without a terminal, and with it
+    ignored."""
+    former = signal.signal(signal.SIGINT, signal.default_int_handler)
     update = progress_module.Progress.update
 
     def updated(self: Progress, done: int, total: int) -> None:
@@ -41,6 +44,8 @@ def interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
             signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(progress_module.Progress, "update", updated)
+    yield
+    signal.signal(signal.SIGINT, former)
 
 
 def check_told(result: Result, *words: str) -> None:
