@@ -1,4 +1,4 @@
-"""What every suite shares: nothing asks a hub for a model, and CI does not skip in silence."""
+"""What every suite shares: no hub is asked for a model, no user's contexts count, and CI does not skip in silence."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from meshfusion.host.memory.libcuda import load_cuda
 from meshfusion.jbof.errors import UnsupportedError
 
 os.environ["HF_HUB_OFFLINE"] = "1"
+# No mfctl of any test takes the contexts of whoever runs it.
+os.environ["MFCTL_CONFIG"] = "/nonexistent/contexts.yaml"
 
 # In CI the same examples in every run: what fails there was changed by the commit that it fails on. Runs
 # outside of CI try new ones each time.

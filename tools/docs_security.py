@@ -108,13 +108,13 @@ certificate of a CA that is gone is refused at its next connection; connections 
 
 ## Tokens
 
-For callers without a certificate. `mfctl token create NAME --role engine` prints a token once, or writes it to the file
-`--out`, and prints its entry for the service's `tokens_file` (mode 0600, of the service's user), which holds a digest
-and no token:
+For callers without a certificate. `mfctl token create NAME --role engine` prints a token once, or writes it to a file
+(`--output`), and prints its entry for the service's `tokens_file` (mode 0600, of the service's user), which holds a
+digest and no token:
 
 ```sh
 umask 077
-mfctl token create monitor --role read-only --out monitor.token >> tokens.yaml
+mfctl token create monitor --role read-only --output monitor.token >> tokens.yaml
 ```
 
 The caller keeps the token in a file

@@ -30,7 +30,17 @@ from meshfusion.tools import monitoring
 from meshfusion.tools.docs_kv_events import KV_EVENTS
 from meshfusion.tools.docs_security import security_document
 from meshfusion.tools.docs_verify import VERIFY_REPORT
-from meshfusion.tools.mfctl.main import EXIT_CODES_HELP, mfctl
+from meshfusion.tools.mfctl.command_tree import (
+    arguments_of,
+    default_of,
+    help_of,
+    leaf_commands,
+    longest_name,
+    options_of,
+    value_of,
+)
+from meshfusion.tools.mfctl.exit_codes import exit_codes_table
+from meshfusion.tools.mfctl.main import mfctl
 from meshfusion.tools.plan.document import sizing_document
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
@@ -72,7 +82,8 @@ segment of the pool.
 """
 
 
-OWN_OPTIONS = """Before the command, for services that ask who calls ([security.md](security.md)):
+OWN_OPTIONS = """Before the command, for services that ask who calls ([security.md](security.md)), and for contexts
+([operation.md](operation.md#contexts)):
 
 | option | default | meaning |
 |---|---|---|
@@ -257,9 +268,9 @@ def _key_row(prefix: str, name: str, field: FieldInfo) -> str:
 
 
 def _mfctl_document() -> str:
-    exit_codes = EXIT_CODES_HELP.replace("\b\n", "").strip()
-    own = "".join(_option_row(p) for p in mfctl.params if isinstance(p, click.Option) and p.envvar)
-    parts = [HEADER, f"```\n{exit_codes}\n```\n", OWN_OPTIONS + own, *_sections(mfctl, "mfctl")]
+    own = "".join(map(_option_row, options_of(mfctl)))
+    parts = [HEADER, exit_codes_table(), OWN_OPTIONS + own]
+    parts += [part for name, command in leaf_commands(mfctl, "mfctl") for part in _section(command, name)]
     parts += ["## The service's configuration\n", f"```yaml\n{example_service_config()}```\n"]
     reloadable = "".join(f"| `{key}` | {what} |\n" for key, what in RELOADABLE.items())
     of_a_pool = ", ".join(f"`pools.NAME.{key}`" for key in RELOADABLE if key in RELOADABLE_OF_A_POOL)
@@ -269,36 +280,23 @@ def _mfctl_document() -> str:
     return "\n".join(parts)
 
 
-def _sections(command: click.Command, name: str) -> Iterator[str]:
-    if isinstance(command, click.Group):
-        for child_name, child in sorted(command.commands.items()):
-            yield from _sections(child, f"{name} {child_name}")
-        return
-    arguments = [p for p in command.params if isinstance(p, click.Argument)]
-    usage = " ".join([name, "[OPTIONS]", *(_argument(a) for a in arguments)])
-    yield f"## {name}\n\n`{usage}`\n\n{inspect.cleandoc(command.help or '')}\n"
-    rows = [_option_row(p) for p in command.params if isinstance(p, click.Option)]
+def _section(command: click.Command, name: str) -> Iterator[str]:
+    usage = " ".join([name, "[OPTIONS]", *arguments_of(command)])
+    yield f"## {name}\n\n`{usage}`\n\n{_without_marks(help_of(command))}\n"
+    rows = [_option_row(option) for option in options_of(command)]
     yield "| option | default | meaning |\n|---|---|---|\n" + "".join(rows)
     if name == "mfctl verify":
         yield VERIFY_REPORT
 
 
-def _argument(argument: click.Argument) -> str:
-    shown = str(argument.metavar or (argument.name or "").upper())
-    return shown if argument.required else f"[{shown}]"
+def _without_marks(text: str) -> str:
+    """Paragraphs whose lines click keeps become blocks."""
+    return re.sub(r"\x08\n(.*?)(?=\n\n|\Z)", r"```\n\1\n```", text, flags=re.DOTALL)
 
 
 def _option_row(option: click.Option) -> str:
-    value = option.metavar
-    if isinstance(option.type, click.Choice):
-        value = "\\|".join(map(str, option.type.choices))
-    elif value is None:
-        value = "" if option.is_flag else str(option.type.name).upper()
-    # What stands for "no default" differs between versions of click; only what is shown in the help counts.
-    default = "required" if option.required else ""
-    if option.show_default and not option.required:
-        default = option.show_default if isinstance(option.show_default, str) else str(option.default)
-    return f"| `{max(option.opts, key=len)}{' ' if value else ''}{value}` | {default} | {option.help} |\n"
+    value = value_of(option).replace("|", "\\|")
+    return f"| `{longest_name(option)}{' ' if value else ''}{value}` | {default_of(option)} | {option.help} |\n"
 
 
 def main() -> int:

@@ -22,7 +22,8 @@ from rich.table import Table
 
 from meshfusion.jbof.errors import MediaError, MeshFusionError, PoolBusyError, ServiceError
 from meshfusion.tools.engine_process import engine_process, wait_for_saves
-from meshfusion.tools.mfctl.output import EXIT_INTERRUPTED, report_error, report_object, wanted_format
+from meshfusion.tools.mfctl.exit_codes import EXIT_INTERRUPTED
+from meshfusion.tools.mfctl.output import report_error, report_object, wanted_format
 from meshfusion.tools.quickstart_engine import EngineTask
 from meshfusion.tools.quickstart_inputs import (
     ANSWER_TOKENS,
@@ -247,7 +248,7 @@ def _look_at(pool: Path) -> str:
     here = Path.cwd()
     mfctl = Path(sys.executable).parent / "mfctl"
     shown = [str(path.relative_to(here) if path.is_relative_to(here) else path) for path in (mfctl, pool)]
-    return f"{shown[0]} chunk ls {shown[1]}"
+    return f"{shown[0]} chunk list {shown[1]}"
 
 
 def _table(outcome: Outcome) -> Table:

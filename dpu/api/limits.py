@@ -41,7 +41,7 @@ LIMITS: Final[tuple[tuple[str, int, str], ...]] = (
     ("chunks of a reservation", MAX_ITEMS, "as many in a commit; one of each KV group counts"),
     ("shards of a chunk", MAX_SHARDS, "one for each rank that holds other bytes"),
     ("units of a shard", MAX_UNITS_PER_SHARD, "blocks, or snapshots of a state"),
-    ("chunks of a listing", MAX_LIST_LIMIT, "`mfctl chunk ls` asks as often as it needs"),
+    ("chunks of a listing", MAX_LIST_LIMIT, "`mfctl chunk list` asks as often as it needs"),
     ("namespaces, portals", MAX_NAMESPACES, "in the answer to an engine that attaches"),
     ("characters of a name", MAX_ID_CHARS, "of a holder, a request, a tenant, a version"),
     ("characters of a text", MAX_TEXT_CHARS, "a path, a reason"),

@@ -51,7 +51,7 @@ def test_table_says_what_was_compared_and_where_the_pool_lies(
     lines = capsys.readouterr().out.splitlines()
     assert "[red]model[/blue], 4097 tokens of prompt" in lines[0]
     assert any("yes, as from the first engine's own prefix cache" in line for line in lines)
-    assert lines[-1].endswith(" venv/bin/mfctl chunk ls pool")
+    assert lines[-1].endswith(" venv/bin/mfctl chunk list pool")
 
 
 @pytest.mark.parametrize("bad", [{"tokens_identical": False}, {"tokens_reused": 0}])

@@ -1,4 +1,4 @@
-"""``mfctl chunk``: ls, show."""
+"""``mfctl chunk``: list, show."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import click
 from meshfusion.dpu.api.types import IDENTITY_BYTES, KEY_BYTES, ChunkRecord, ListRequest
 from meshfusion.jbof.errors import MeshFusionError
 from meshfusion.tools.mfctl.output import format_bytes, format_option, print_document, print_fields, print_table
-from meshfusion.tools.mfctl.sources import ChunkReader, open_chunks, require_one_source, source_options
+from meshfusion.tools.mfctl.sources import ChunkReader, open_chunks, source_options
 
 _PAGE_LIMIT = 500
 MIN_PREFIX_DIGITS = 6
@@ -39,7 +39,7 @@ def _hex_prefix(ctx: click.Context, param: click.Parameter, value: str | None) -
         return ""
     if not re.fullmatch(r"[0-9a-fA-F]+", value) or not MIN_PREFIX_DIGITS <= len(value) <= 2 * KEY_BYTES:
         wanted = f"{MIN_PREFIX_DIGITS} to {2 * KEY_BYTES} hexadecimal digits"
-        raise click.BadParameter(f"{value!r} is not {wanted}; `mfctl chunk ls` shows them", ctx, param)
+        raise click.BadParameter(f"{value!r} is not {wanted}; `mfctl chunk list` shows them", ctx, param)
     return value.lower()
 
 
@@ -51,7 +51,7 @@ def chunk() -> None:
     """List and show chunks."""
 
 
-@chunk.command()
+@chunk.command("list")
 @click.argument("path", type=PATH, required=False)
 @source_options
 @click.option(
@@ -60,7 +60,7 @@ def chunk() -> None:
 @click.option("--after", "after_key", callback=_hex, metavar="KEYHEX", help="Start after this key.")
 @click.option("--identity", callback=_hex_prefix, metavar="HEX", help="Only chunks whose identity begins so.")
 @format_option
-def ls(
+def list_command(
     path: Path | None,
     address: str | None,
     pool_name: str,
@@ -71,7 +71,6 @@ def ls(
     output_format: str,
 ) -> None:
     """List committed chunks in key order, from the pool in PATH or from a service."""
-    require_one_source(path, address, pool_name)
     with open_chunks(path, address, pool_name) as source:
         chunks, next_after = _list(source, limit, after_key, identity, timeout_s)
     if output_format != "table":
@@ -136,11 +135,10 @@ def show(
 
     Of its key, as many digits as tell it from the others are enough, but at least six.
     """
-    require_one_source(path, address, pool_name)
     with open_chunks(path, address, pool_name) as source:
         found = _find(source, key, timeout_s)
     if found is None:
-        raise MeshFusionError(f"there is no chunk {key}", next_step="`mfctl chunk ls` lists the keys.")
+        raise MeshFusionError(f"there is no chunk {key}", next_step="`mfctl chunk list` lists the keys.")
     if output_format != "table":
         print_document(chunk_object(found), output_format)
     else:

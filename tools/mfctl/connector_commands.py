@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from meshfusion.jbof.errors import UnsupportedError
+from meshfusion.tools.mfctl.exit_codes import EXIT_FAILURE
 from meshfusion.tools.mfctl.numbers import FiniteRange
-from meshfusion.tools.mfctl.output import EXIT_FAILURE, format_option, print_document, print_table
+from meshfusion.tools.mfctl.output import format_option, print_document, print_table
 
 if TYPE_CHECKING:
     from meshfusion.tools.mfctl.connector_snippet import Snippet
@@ -46,7 +47,7 @@ def connector() -> None:
     "for the engine's host.",
 )  # fmt: skip
 @click.option(
-    "--deadline", "deadline_s", type=FiniteRange(1, 3600), default=180, show_default=True, metavar="SECONDS",
+    "--timeout", "deadline_s", type=FiniteRange(1, 3600), default=180, show_default=True, metavar="SECONDS",
     help="With --check: how long the engine may take to answer.",
 )  # fmt: skip
 @format_option
@@ -83,12 +84,12 @@ def config(
 def _snippet(config_file: Path | None, address: str | None, tenant: str | None) -> Snippet:
     from meshfusion.tools.mfctl.config_model import config_alone
     from meshfusion.tools.mfctl.connector_snippet import snippet_of_address, snippet_of_config
-    from meshfusion.tools.mfctl.service_access import access_to
+    from meshfusion.tools.mfctl.service_access import given_access_to
 
     if config_file is not None:
-        return snippet_of_config(config_alone(config_file), address, tenant, access_to)
+        return snippet_of_config(config_alone(config_file), address, tenant, given_access_to)
     assert address is not None, "one of them is named"
-    return snippet_of_address(address, tenant, access_to)
+    return snippet_of_address(address, tenant, given_access_to)
 
 
 def _check(made: Snippet, deadline_s: float) -> tuple[Finding, ...]:

@@ -12,7 +12,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +20,7 @@ from meshfusion.dpu.drain_gate import DrainGate
 from meshfusion.dpu.service_admin import ServedServiceAdmin
 from meshfusion.dpu.telemetry.log_format import JsonFormatter, TextFormatter
 from meshfusion.tools.mfctl.log_file import LogFile
+from meshfusion.tools.mfctl.own_version import own_version
 from meshfusion.tools.mfctl.pool_start import open_pools
 from meshfusion.tools.mfctl.reloader import Reloader
 from meshfusion.tools.mfctl.sd_notify import Notifier
@@ -155,14 +155,6 @@ def _ready_line(server: RunningServer, pools: ServedPools, *, as_json: bool) -> 
     if as_json:
         return json.dumps({"ready": True, **fields})
     return "ready " + " ".join(f"{name}={value}" for name, value in fields.items())
-
-
-def own_version() -> str:
-    """Of this installation."""
-    try:
-        return version("meshfusion")
-    except PackageNotFoundError:
-        return "unknown"
 
 
 def configure_logging(config: LogConfig) -> None:

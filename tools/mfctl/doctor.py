@@ -1,4 +1,4 @@
-"""What ``mfctl doctor`` looks at. Each check is a function that returns findings and never raises."""
+"""What ``mfctl doctor`` looks at of software and pool. Each check gives findings and never raises."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from meshfusion.host.kv.versions import SUPPORTED_MINORS
 from meshfusion.jbof.errors import MeshFusionError
+from meshfusion.tools.doctor.role import Role
 from meshfusion.tools.mfctl.doctor_gpu import check_gpus
 from meshfusion.tools.mfctl.doctor_service import check_service
 from meshfusion.tools.mfctl.engines_off import check_engines
@@ -32,16 +33,18 @@ PACKAGES = ("click", "grpcio", "lmdb", "numba", "numpy", "prometheus_client", "p
 LOW_SPACE_BYTES = 1 << 30
 
 
-def examine(pool: Path | None) -> Iterator[Finding]:
-    """All findings, in the order a reader wants them."""
+def examine(pool: Path | None, role: Role = Role.HOST) -> Iterator[Finding]:
+    """Of the software and the pool, in the order a reader wants them. Engines are on hosts alone."""
     yield check_python(sys.version_info[:3])
     yield from check_packages()
-    yield from check_vllm()
+    if role is Role.HOST:
+        yield from check_vllm()
     yield check_lmdb()
     yield check_pyverbs()
-    yield from check_gpus()
-    yield from check_paths(pool)
-    yield from check_engines()
+    if role is Role.HOST:
+        yield from check_gpus()
+        yield from check_paths(pool)
+        yield from check_engines()
     if pool is not None:
         yield from check_pool(pool)
 
@@ -167,7 +170,7 @@ def check_paths(pool: Path | None) -> Iterator[Finding]:
         return
     seen = rdma_answer(rdma)
     yield _path_finding(seen.kind.value, seen.is_possible, seen.reason, seen.next_step)
-    remedy = "Name the pool: mfctl doctor --pool DIRECTORY"
+    remedy = "Name the pool: mfctl doctor PATH"
     yield _path_finding(PathKind.BLOCK.value, False, "not looked at: it depends on the pool's data", remedy)
     yield _path_finding(PathKind.STAGED.value, True, "wherever the pool's data can be opened", "")
 

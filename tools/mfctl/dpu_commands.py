@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from meshfusion.tools.mfctl.consent import destructive
 from meshfusion.tools.mfctl.numbers import FiniteRange
 from meshfusion.tools.mfctl.output import format_option, print_document, print_fields
 
@@ -110,7 +111,7 @@ def dpu() -> None:
     help="Where is kept how far each card is, for a later run to go on.",
 )  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Check everything and show each step; change nothing.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@destructive
 @format_option
 @click.pass_context
 def flash(context: click.Context, /, **options: Any) -> None:

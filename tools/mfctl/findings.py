@@ -11,6 +11,8 @@ class State(enum.Enum):
     INFO = "info"
     WARN = "warn"
     FAIL = "fail"
+    UNSEEN = "unseen"
+    """It could not be looked at from here: neither well nor wrong."""
 
 
 @dataclass(frozen=True, slots=True)

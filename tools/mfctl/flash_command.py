@@ -10,6 +10,7 @@ from meshfusion.dpu.image.edge.journal_file import DEFAULT_FOLDER
 from meshfusion.dpu.image.errors import ImageError
 from meshfusion.dpu.image.preflight import Consents, steps
 from meshfusion.dpu.image.rollout import RolloutLimits, State
+from meshfusion.tools.mfctl.consent import agree
 from meshfusion.tools.mfctl.flash_cards import BmcAccess, Image, read_image, refuse
 from meshfusion.tools.mfctl.flash_jobs import Job, Wishes, opened_jobs, outcome_document
 from meshfusion.tools.mfctl.flash_progress import FlashProgress
@@ -30,7 +31,7 @@ def flash_cards(targets: tuple[Target, ...], bmc: BmcAccess, options: dict[str, 
         is_again=options["again"],
     )
     output_format = options["output_format"]
-    with Progress("Checking the BFB") as progress:
+    with Progress("checking the BFB", left="no card was touched") as progress:
         image = read_image(options["bundle"], options["bfb"], options["key"], progress.update)
     with opened_jobs(targets, image, wishes) as (jobs, problems):
         refuse(problems)
@@ -86,8 +87,11 @@ def _ask(jobs: list[Job], image: Image) -> None:
     if to_flash:
         count = "1 card" if len(to_flash) == 1 else f"{len(to_flash)} cards"
         what = f"{image.bundle.manifest.name} {image.bundle.manifest.version}"
-        click.echo(f"What is on the boot drive of {count} will be lost; chunks in its pool stay.", err=True)
-        click.confirm(f"Reset {count} and flash {what} ({_size(image)})?", abort=True, err=True)
+        agree(
+            f"What is on the boot drive of {count} will be lost, when it is reset and flashed with {what} "
+            f"({_size(image)}); chunks in its pool stay.",
+            yes=False,
+        )
 
 
 def _show(results: Results, image: Image, output_format: str) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from meshfusion.tools.mfctl.consent import agree, destructive
 from meshfusion.tools.mfctl.output import format_bytes, format_option, print_document, print_table
 from meshfusion.tools.mfctl.pool_commands import PATH, parse_size
 
@@ -85,13 +86,17 @@ def add(
 @click.argument("pool", type=PATH)
 @_NUMBER
 @click.option("--stop", is_flag=True, help="Write to it again, and trust it again if it has failed.")
+@destructive
 @format_option
-def drain(pool: Path, number: int, stop: bool, output_format: str) -> None:
+def drain(pool: Path, number: int, stop: bool, yes: bool, output_format: str) -> None:
     """Have drive NUMBER of the pool in POOL emptied.
 
     Nothing new is written to it; what it holds is forgotten bit by bit while a service runs, and served until then.
+    --stop calls that off, and nothing is asked then; what was forgotten stays so.
     """
-    _source(pool).drain(number, is_ended=stop)
+    source = _source(pool)
+    _agree(source, pool, number, "is forgotten bit by bit", yes=yes or stop)
+    source.drain(number, is_ended=stop)
     if output_format != "table":
         print_document({"number": number, "is_draining": not stop}, output_format)
     else:
@@ -105,15 +110,18 @@ def drain(pool: Path, number: int, stop: bool, output_format: str) -> None:
     "--config", "config_path", type=PATH, metavar="FILE",
     help="The service's configuration: where none runs, and the pool was exported, so that its target can be asked.",
 )  # fmt: skip
+@destructive
 @format_option
-def remove(pool: Path, number: int, config_path: Path | None, output_format: str) -> None:
+def remove(pool: Path, number: int, config_path: Path | None, yes: bool, output_format: str) -> None:
     """Take drive NUMBER out of the pool in POOL, with the chunks on it; it may be gone already.
 
     While an engine reads from it or may write to it, or its target has not confirmed that no host reaches it, that is
     waited for, a minute at most; where no service runs, no engine that used it may live. What is on it stays, but for a
     file inside POOL, which is deleted.
     """
-    count = _source(pool).remove(number, config_path)
+    source = _source(pool)
+    _agree(source, pool, number, "is forgotten at once", yes=yes)
+    count = source.remove(number, config_path)
     if output_format != "table":
         print_document({"number": number, "chunks_forgotten": count}, output_format)
     else:
@@ -127,6 +135,7 @@ def remove(pool: Path, number: int, config_path: Path | None, output_format: str
 @_DATA_PATH
 @_FORCE
 @_SERIAL
+@destructive
 @format_option
 def replace(
     pool: Path,
@@ -135,6 +144,7 @@ def replace(
     data_path: Path | None,
     force: bool,
     serial: str | None,
+    yes: bool,
     output_format: str,
 ) -> None:
     """Add another drive to the pool in POOL, and have drive NUMBER emptied.
@@ -145,6 +155,7 @@ def replace(
     source = _source(pool)
     if number not in {row["number"] for row in source.rows()}:
         source.drain(number, is_ended=False)  # says what is wrong with it, before anything is added
+    _agree(source, pool, number, "is forgotten bit by bit, when the other one is there", yes=yes)
     added, segments = source.add(size_bytes, _absolute(data_path), serial)
     source.drain(number, is_ended=False)
     if output_format != "table":
@@ -157,6 +168,17 @@ def _source(pool: Path) -> PoolDrivesSource:
     from meshfusion.tools.mfctl.pool_drives_source import drives_of
 
     return drives_of(pool)
+
+
+def _agree(source: PoolDrivesSource, pool: Path, number: int, what_happens: str, *, yes: bool) -> None:
+    """Of a drive that the pool does not have nothing is lost: what is to be done with it is then refused."""
+    if yes:
+        return
+    row = next((row for row in source.rows() if row["number"] == number), None)
+    if row is not None:
+        known = (row["path"], f"serial {row['serial']}" if row["serial"] else "", format_bytes(row["size_bytes"]))
+        drive = f"drive {number} ({', '.join(filter(None, known))}) of the pool {pool}"
+        agree(f"Every chunk with a shard on {drive} {what_happens}: engines have to compute it anew.", yes=yes)
 
 
 def _check_force(data_path: Path | None, *, force: bool, serial: str | None) -> None:

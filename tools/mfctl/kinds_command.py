@@ -8,15 +8,9 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from meshfusion.tools.mfctl.exit_codes import EXIT_FAILURE
 from meshfusion.tools.mfctl.numbers import FiniteRange
-from meshfusion.tools.mfctl.output import (
-    EXIT_FAILURE,
-    format_bytes,
-    format_option,
-    print_document,
-    print_fields,
-    print_table,
-)
+from meshfusion.tools.mfctl.output import format_bytes, format_option, print_document, print_fields, print_table
 
 if TYPE_CHECKING:
     from meshfusion.host.kv.kinds import KvKind

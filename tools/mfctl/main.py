@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NoReturn
 
 import click
@@ -19,34 +18,29 @@ from meshfusion.tools.mfctl.audit_commands import audit
 from meshfusion.tools.mfctl.chunk_commands import chunk
 from meshfusion.tools.mfctl.config_commands import config
 from meshfusion.tools.mfctl.connector_commands import connector
+from meshfusion.tools.mfctl.context_commands import context as context_group
 from meshfusion.tools.mfctl.doctor_command import doctor
 from meshfusion.tools.mfctl.dpu_commands import dpu
 from meshfusion.tools.mfctl.events_command import events
+from meshfusion.tools.mfctl.exit_codes import EXIT_INTERRUPTED, exit_codes_help
 from meshfusion.tools.mfctl.jbof_commands import jbof
 from meshfusion.tools.mfctl.k8s_commands import k8s
 from meshfusion.tools.mfctl.kinds_command import kinds
-from meshfusion.tools.mfctl.output import EXIT_INTERRUPTED, report_error, report_object, wanted_format
+from meshfusion.tools.mfctl.output import report_error, report_object, wanted_format
+from meshfusion.tools.mfctl.own_version import own_version
 from meshfusion.tools.mfctl.path_commands import path
 from meshfusion.tools.mfctl.plan_command import plan
 from meshfusion.tools.mfctl.pool_commands import pool
+from meshfusion.tools.mfctl.progress import InterruptedWork
 from meshfusion.tools.mfctl.service_access import access_options, remember_access
 from meshfusion.tools.mfctl.service_commands import run, service
+from meshfusion.tools.mfctl.shell_commands import completion, man
 from meshfusion.tools.mfctl.sim_command import sim
 from meshfusion.tools.mfctl.support_commands import support
 from meshfusion.tools.mfctl.token_commands import token
 from meshfusion.tools.mfctl.top_command import top
 from meshfusion.tools.mfctl.trace_command import trace
 from meshfusion.tools.mfctl.verify_command import verify
-
-EXIT_CODES_HELP = """\b
-Exit codes:
-  0  done
-  1  failure
-  2  wrong usage
-  3  the pool is in use by another process
-  4  the pool is damaged, foreign or of another version
-  5  the service cannot be reached
-"""
 
 
 class RootGroup(click.Group):
@@ -83,9 +77,8 @@ def end_with_exit_code(
         else:
             e.show()
         code = e.exit_code
-    except (click.Abort, KeyboardInterrupt):
-        click.echo("interrupted", err=True)
-        code = EXIT_INTERRUPTED
+    except (click.Abort, KeyboardInterrupt) as e:
+        code = _report_interruption(e, output_format)
     except OSError as e:
         if e.filename is None:
             raise  # not about a file the user named: a defect, wants its traceback
@@ -94,15 +87,24 @@ def end_with_exit_code(
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _version() -> str:
-    try:
-        return version("meshfusion")
-    except PackageNotFoundError:
-        return "unknown"
+def _report_interruption(error: BaseException, output_format: str) -> int:
+    """click makes an Abort of an interruption, and keeps it as the cause."""
+    told = error if isinstance(error, InterruptedWork) else error.__cause__ or error.__context__
+    if isinstance(told, InterruptedWork):
+        message, next_step = told.message, told.next_step
+    else:
+        message, next_step = "interrupted", "Run the same command again."
+    if output_format != "table":
+        report_object("Interrupted", message, next_step, EXIT_INTERRUPTED, output_format)
+    elif isinstance(told, InterruptedWork):
+        click.echo(f"{message}\n  next step: {next_step}", err=True)
+    else:
+        click.echo(message, err=True)
+    return EXIT_INTERRUPTED
 
 
-@click.group(cls=RootGroup, epilog=EXIT_CODES_HELP, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(_version(), prog_name="mfctl")
+@click.group(cls=RootGroup, epilog=exit_codes_help(), context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(own_version(), prog_name="mfctl")
 @access_options
 @click.pass_context
 def mfctl(context: click.Context, /, **access: Any) -> None:
@@ -111,7 +113,7 @@ def mfctl(context: click.Context, /, **access: Any) -> None:
 
 
 COMMANDS = (pool, service, chunk, jbof, path, events, trace, top, config, kinds, doctor, support, verify, sim, lab)
-for command in (*COMMANDS, dpu, token, audit, plan, connector, k8s):
+for command in (*COMMANDS, dpu, token, audit, plan, connector, k8s, context_group, completion, man):
     mfctl.add_command(command)
 
 meshfusion = RootCommand(
@@ -119,7 +121,7 @@ meshfusion = RootCommand(
     callback=run.callback,
     params=run.params,
     help=run.help,
-    epilog=EXIT_CODES_HELP,
+    epilog=exit_codes_help(),
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 

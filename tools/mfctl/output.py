@@ -11,20 +11,8 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from meshfusion.jbof.errors import FormatError, MeshFusionError, PoolBusyError, ServiceUnavailableError
-
-EXIT_FAILURE = 1
-EXIT_USAGE = 2
-EXIT_POOL_BUSY = 3
-EXIT_DAMAGED = 4
-EXIT_UNREACHABLE = 5
-EXIT_INTERRUPTED = 130
-
-_EXIT_CODES: tuple[tuple[type[MeshFusionError], int], ...] = (
-    (PoolBusyError, EXIT_POOL_BUSY),
-    (FormatError, EXIT_DAMAGED),
-    (ServiceUnavailableError, EXIT_UNREACHABLE),
-)
+from meshfusion.jbof.errors import MeshFusionError
+from meshfusion.tools.mfctl.exit_codes import exit_code
 
 FORMATS: Final = ("table", "json", "yaml")
 
@@ -52,28 +40,33 @@ def wanted_format(arguments: Sequence[str]) -> str:
     return "table"
 
 
-def exit_code(error: MeshFusionError) -> int:
-    return next((code for kind, code in _EXIT_CODES if isinstance(error, kind)), EXIT_FAILURE)
-
-
 def report_error(error: MeshFusionError, output_format: str) -> int:
     """Print ``error`` on stderr; returns the exit code it stands for."""
     code = exit_code(error)
     if output_format == "table":
         click.echo(f"error: {error}", err=True)
     else:
-        problems = [_plain(p) for p in getattr(error, "problems", ())]
-        report_object(type(error).__name__, error.message, error.next_step, code, output_format, problems)
+        _print_error(error_object(error), output_format)
     return code
 
 
-def report_object(
-    kind: str, message: str, next_step: str, code: int, output_format: str, problems: Sequence[object] = ()
-) -> None:
-    """One object on stderr. ``problems``: the single faults of a file, each with field, value, line and fix."""
-    body: dict[str, object] = {"kind": kind, "message": message, "next_step": next_step, "exit_code": code}
-    if problems:
-        body["problems"] = problems
+def error_object(error: MeshFusionError) -> dict[str, Any]:
+    """The form for programs. ``problems``: the single faults of a file, each with field, value, line and fix."""
+    body = _error_body(type(error).__name__, error.message, error.next_step, exit_code(error))
+    problems = [_plain(p) for p in getattr(error, "problems", ())]
+    return {**body, "problems": problems} if problems else body
+
+
+def report_object(kind: str, message: str, next_step: str, code: int, output_format: str) -> None:
+    """One object on stderr."""
+    _print_error(_error_body(kind, message, next_step, code), output_format)
+
+
+def _error_body(kind: str, message: str, next_step: str, code: int) -> dict[str, Any]:
+    return {"kind": kind, "message": message, "next_step": next_step, "exit_code": code}
+
+
+def _print_error(body: dict[str, Any], output_format: str) -> None:
     if output_format == "yaml":
         click.echo(_to_yaml({"error": body}), nl=False, err=True)
     else:
@@ -96,6 +89,15 @@ def print_document(value: Any, output_format: str) -> None:
         click.echo(_to_yaml(value), nl=False)
     else:
         print_json(value)
+
+
+def print_one_of_many(value: Any, output_format: str) -> None:
+    """One of a stream of documents: JSON on a line each, or a YAML document each."""
+    if output_format == "yaml":
+        click.echo("---")
+        click.echo(_to_yaml(value), nl=False)
+    else:
+        click.echo(to_json(value))
 
 
 def _to_yaml(value: Any) -> str:

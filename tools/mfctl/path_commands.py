@@ -9,8 +9,10 @@ import click
 
 from meshfusion.dpu.api.tenant import DEFAULT_TENANT
 from meshfusion.jbof.errors import MeshFusionError
+from meshfusion.tools.mfctl.context_choice import chosen_services
 from meshfusion.tools.mfctl.numbers import FiniteRange
 from meshfusion.tools.mfctl.output import format_bytes, format_option, print_document, print_table
+from meshfusion.tools.mfctl.sources import service_option
 
 if TYPE_CHECKING:
     from meshfusion.host.path.flexpath.page import Page
@@ -106,9 +108,7 @@ def _size(ctx: click.Context, param: click.Parameter, value: str) -> int:
 
 
 @path.command()
-@click.option(
-    "--service", "address", required=True, metavar="ADDRESS", help="The service, at unix:///path or host:port."
-)
+@service_option("The service, at unix:///path or host:port; without it that of the context.")
 @click.option(
     "--seconds", type=FiniteRange(0.1, 600), default=2.0, show_default=True, metavar="SECONDS",
     help="How long to read over each path.",
@@ -123,7 +123,7 @@ def _size(ctx: click.Context, param: click.Parameter, value: str) -> int:
     "--tenant", default=DEFAULT_TENANT, show_default=True, metavar="NAME", help="Whose pool, where there are several."
 )
 @format_option
-def test(address: str, seconds: float, size_bytes: int, depth: int, tenant: str, output_format: str) -> None:
+def test(address: str | None, seconds: float, size_bytes: int, depth: int, tenant: str, output_format: str) -> None:
     """Connect to a service's target over each path alone, and read from the pool. Nothing is written.
 
     Attaches as a holder of its own, and needs no engine. Exits 1 when a path does not work.
@@ -132,7 +132,10 @@ def test(address: str, seconds: float, size_bytes: int, depth: int, tenant: str,
 
     if size_bytes * depth > _MAX_MEMORY_BYTES:
         raise click.UsageError(f"--size times --depth is more than {format_bytes(_MAX_MEMORY_BYTES)}.")
-    outcomes = try_paths(address, ReadLoad(seconds, size_bytes, depth), tenant=tenant)
+    services = chosen_services(address)
+    if services is None:
+        raise click.UsageError("Name the service, by --service ADDRESS or a context: mfctl context use NAME.")
+    outcomes = try_paths(services.only.address, ReadLoad(seconds, size_bytes, depth), tenant=tenant)
     if output_format != "table":
         print_document({"paths": outcomes}, output_format)
     else:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from meshfusion.tools.mfctl.output import EXIT_FAILURE, format_option
+from meshfusion.tools.mfctl.exit_codes import EXIT_FAILURE
+from meshfusion.tools.mfctl.output import format_option
 from meshfusion.tools.mfctl.plan_options import given_options, model_options
 from meshfusion.tools.mfctl.sim_command import replay_progress
 from meshfusion.tools.plan.given import BY_NAME

@@ -1,28 +1,24 @@
-"""``mfctl pool``: create, status, check; what changes a pool is beside it."""
+"""``mfctl pool``: create, check; the other commands are beside it."""
 
 from __future__ import annotations
 
-import dataclasses
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
-from meshfusion.dpu.api.types import PoolStatus
 from meshfusion.jbof.errors import FormatError, MediaError
 from meshfusion.tools.mfctl.encrypted_pools import drives_open
 from meshfusion.tools.mfctl.output import (
     format_bytes,
     format_option,
     print_document,
-    print_fields,
-    print_table,
 )
 from meshfusion.tools.mfctl.pool_key_commands import erase_key, rekey
 from meshfusion.tools.mfctl.pool_repair_commands import rebuild_index, repair
+from meshfusion.tools.mfctl.pool_status_command import status, status_object
 from meshfusion.tools.mfctl.progress import Progress
-from meshfusion.tools.mfctl.sources import read_status, source_options
 
 if TYPE_CHECKING:
     from meshfusion.dpu.encryption.note import KeyPlace
@@ -44,7 +40,8 @@ def _size_or_none(ctx: click.Context, param: click.Parameter, value: str | None)
 
 PATH = click.Path(path_type=Path, readable=False)  # whether it can be read is told with a next step
 
-_OWNED = "owned"  # not a count, though it comes among the counters of a pool read from its medium
+_NOT_MADE = "there is no pool, and of what lay on a --data-path a part may be gone"
+_UNCHANGED = "nothing was changed, and of the rest nothing is known"
 
 
 @click.group()
@@ -116,7 +113,7 @@ def create(
     drives = data_paths or (None,) * (drive_count or 1)
     if len(drives) == 1:
         data_path = drives[0]
-        with Progress("zeroing") as progress:
+        with Progress("zeroing", left=_NOT_MADE) as progress:
             create_pool(
                 path,
                 size_bytes=size_bytes,
@@ -129,7 +126,7 @@ def create(
     elif force:
         raise click.UsageError("--force is for one drive: create the pool on it, then add others: mfctl jbof add.")
     else:
-        with Progress("zeroing") as progress:
+        with Progress("zeroing", left=_NOT_MADE) as progress:
             create_pool_of_drives(
                 path,
                 size_bytes=size_bytes,
@@ -139,13 +136,13 @@ def create(
                 encryption=encryption,
             )
     with drives_open(path):
-        status = inspect_pool(path)
+        made = inspect_pool(path)
     if output_format != "table":
-        print_document(status_object(status), output_format)
+        print_document(status_object(made), output_format)
         return
     click.echo(
-        f"created pool {status.pool_uuid} in {status.path}: {status.segment_count} segments of "
-        f"{format_bytes(status.segment_bytes)}" + (f" on {len(drives)} drives" if len(drives) > 1 else "")
+        f"created pool {made.pool_uuid} in {made.path}: {made.segment_count} segments of "
+        f"{format_bytes(made.segment_bytes)}" + (f" on {len(drives)} drives" if len(drives) > 1 else "")
     )
 
 
@@ -157,82 +154,6 @@ def _key_place(header_dir: Path | None, key_file: Path | None) -> KeyPlace | Non
     if header_dir is None or key_file is None:
         return None
     return KeyPlace(header_dir.absolute(), key_file.absolute())
-
-
-@pool.command()
-@click.argument("path", type=PATH, required=False)
-@source_options
-@format_option
-def status(path: Path | None, address: str | None, pool_name: str, timeout_s: float, output_format: str) -> None:
-    """Show what a pool holds and who uses it.
-
-    From PATH, it is read beside whoever owns the pool and shows what is on the medium; leases, grants, holders and
-    which segments are open are known only to the service: use --service. Both tell the same segments in use.
-    """
-    result = read_status(path, address, pool_name, timeout_s)
-    if output_format != "table":
-        print_document(status_object(result), output_format)
-    else:
-        _print_status(result, live=address is not None)
-
-
-def status_object(status: PoolStatus) -> dict[str, Any]:
-    """The JSON form: the fields of :class:`PoolStatus`, counters as an object, and how many segments are in use, which
-    on the medium cannot be told to be open or sealed: there all are in ``segments_sealed``. Read from the medium it
-    also has ``owned``: does a process serve the pool?"""
-    counters = dict(status.counters)
-    owned = counters.pop(_OWNED, None)
-    shown = {} if owned is None else {"owned": bool(owned)}
-    return {**dataclasses.asdict(status), "segments_used": _used_segments(status), **shown, "counters": counters}
-
-
-def _used_segments(status: PoolStatus) -> int:
-    return status.segments_open + status.segments_sealed
-
-
-def _print_status(s: PoolStatus, *, live: bool) -> None:
-    segments = (
-        f"{s.segment_count} of {format_bytes(s.segment_bytes)}: {s.segments_free} free, {_used_segments(s)} in use"
-    )
-    if live:
-        segments += f" ({s.segments_open} open, {s.segments_sealed} sealed); {s.segments_quarantined} quarantined"
-    fields: list[tuple[str, object]] = [
-        ("pool", s.pool_uuid),
-        ("path", s.path),
-        ("format", f"version {s.format_version}, {s.lba_bytes}-byte blocks"),
-        ("epoch", s.epoch),
-        ("capacity", format_bytes(s.capacity_bytes)),
-        ("segments", segments),
-        ("chunks", f"{s.committed_chunk_count} ({format_bytes(s.committed_payload_bytes)})"),
-    ]
-    counters = dict(s.counters)
-    owned = counters.pop(_OWNED, None)
-    if owned is not None:
-        fields.append(("in use", "yes, a process owns the pool" if owned else "no"))
-    if live:
-        fields += [
-            ("leases", f"{s.lease_count}, pinning {format_bytes(s.pinned_bytes)}"),
-            ("grants", s.grant_count),
-            ("saves", f"STOPPED: {s.saves_stopped_reason}" if s.saves_stopped_reason else "accepted"),
-        ]
-        if s.exports_problem:
-            fields.append(("exports", f"NOT AS THEY SHOULD BE: {s.exports_problem}"))
-    print_fields(fields)
-    if s.holders:
-        click.echo()
-        print_table(
-            ["HOLDER", "STATE", "ACCESS", "ENGINE", "HOST", "PID", "LEASES", "GRANTS", "SILENT"],
-            [
-                (
-                    *(h.holder_id, h.state, h.access, f"{h.engine_kind} {h.engine_version}", h.host, h.pid),
-                    *(h.lease_count, h.grant_count, f"{h.silent_s:.1f} s"),
-                )
-                for h in s.holders
-            ],
-        )
-    if counters:
-        click.echo()
-        print_table(["COUNTER", "VALUE"], counters.items())
 
 
 @pool.command()
@@ -251,7 +172,7 @@ def check(path: Path, rate_bytes: int | None, output_format: str) -> None:
     from meshfusion.dpu.pool import check_pool
 
     rate_bytes_s = None if rate_bytes is None else float(rate_bytes)
-    with drives_open(path), Progress("checking chunks") as progress:
+    with drives_open(path), Progress("checking chunks", left=_UNCHANGED) as progress:
         report = check_pool(path, progress.update, rate_bytes_s=rate_bytes_s)
     if output_format != "table":
         print_document(report, output_format)
@@ -291,5 +212,5 @@ def _raise_label_finding(path: Path, report: CheckReport) -> NoReturn:
     )
 
 
-for command in (rebuild_index, repair, erase_key, rekey):
+for command in (status, rebuild_index, repair, erase_key, rekey):
     pool.add_command(command)

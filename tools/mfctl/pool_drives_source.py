@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -17,12 +18,13 @@ from meshfusion.dpu.pool_remove import remove_drive, set_draining
 from meshfusion.jbof.drives.life_words import Reason
 from meshfusion.tools.mfctl.encrypted_pools import drives_open
 from meshfusion.tools.mfctl.exported_pool import exported_pool, target_of
-from meshfusion.tools.mfctl.progress import Progress
+from meshfusion.tools.mfctl.progress import Progress, told_when_interrupted
 from meshfusion.tools.mfctl.service_access import access_to
 
 _DEADLINE_S: Final = 60.0
 
 
+_NOT_ADDED: Final = "the pool is as it was, and of what lay on the --data-path a part may be gone"
 _WAIT = "wait: it is used again when it has been checked and has stayed for a while (drives.probation_s)"
 _WAITS = {Reason.UNCHECKED.value, Reason.PROBATION.value}
 
@@ -60,14 +62,20 @@ class _Served:
 
     def add(self, size_bytes: int, data_path: Path | None, serial: str | None) -> tuple[int, int]:
         request = AddDriveRequest(size_bytes, "" if data_path is None else str(data_path), serial or "")
-        added = self._admin.add_drive(request, deadline_s=_DEADLINE_S)
+        with self._goes_on():
+            added = self._admin.add_drive(request, deadline_s=_DEADLINE_S)
         return added.number, added.segment_count
 
     def drain(self, number: int, *, is_ended: bool) -> None:
         self._admin.drain_drive(DrainDriveRequest(number, is_ended=is_ended), deadline_s=_DEADLINE_S)
 
     def remove(self, number: int, config_path: Path | None = None) -> int:
-        return self._admin.remove_drive(RemoveDriveRequest(number), deadline_s=_DEADLINE_S)
+        with self._goes_on():
+            return self._admin.remove_drive(RemoveDriveRequest(number), deadline_s=_DEADLINE_S)
+
+    def _goes_on(self) -> AbstractContextManager[None]:
+        step = f"See how it stands: mfctl jbof drives {shlex.quote(str(self._pool))}"
+        return told_when_interrupted("the service goes on with it", next_step=step)
 
     def _row(self, drive: DriveStatus) -> dict[str, Any]:
         pool = shlex.quote(str(self._pool))
@@ -134,7 +142,7 @@ class _AtRest:
         return sorted(rows, key=lambda row: int(row["number"]))
 
     def add(self, size_bytes: int, data_path: Path | None, serial: str | None) -> tuple[int, int]:
-        with drives_open(self._pool), Progress("zeroing") as progress:
+        with drives_open(self._pool), Progress("zeroing", left=_NOT_ADDED) as progress:
             label = add_drive(
                 self._pool,
                 size_bytes=size_bytes,

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from meshfusion.jbof.errors import ConfigError
+from meshfusion.tools.mfctl.consent import agree, destructive
 from meshfusion.tools.mfctl.output import format_option, print_document
 
 PATH = click.Path(path_type=Path, readable=False)
@@ -21,7 +22,7 @@ PATH = click.Path(path_type=Path, readable=False)
 @click.option(
     "--pool", "pool_name", default="", metavar="NAME", help="With --config: which pool, where it has several."
 )
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@destructive
 @format_option
 def erase_key(path: Path | None, config_path: Path | None, pool_name: str, yes: bool, output_format: str) -> None:
     """Destroy the keys of the encrypted pool in PATH, and with them all that it holds: the end of a tenant.
@@ -37,10 +38,7 @@ def erase_key(path: Path | None, config_path: Path | None, pool_name: str, yes: 
     layout = PoolLayout(_path(path, config_path, pool_name).absolute())
     note = note_to_erase(layout)
     devices = ", ".join(str(one.device) for one in note.slices)
-    if not yes:
-        if output_format != "table":
-            raise click.UsageError("With --format, --yes says that nothing is to be asked.")
-        click.confirm(f"All that the pool {layout.directory} holds on {devices} is lost for good. Go on?", abort=True)
+    agree(f"All that the pool {layout.directory} holds on {devices} is lost for good.", yes=yes)
     erased = erase(layout, CRYPTSETUP, int(time.time()))
     if output_format != "table":
         print_document(erased, output_format)

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from meshfusion.dpu.budgets import SpentBudgets
     from meshfusion.dpu.config import MediumConfig
 
+_OLD_INDEX = "the index, or its absence, is as it was"
+_REPAIRED = "what was repaired until then stays so"
 PATH = click.Path(path_type=Path, readable=False)
 
 
@@ -41,7 +43,7 @@ def rebuild_index(path: Path, config_path: Path | None, output_format: str) -> N
     served = None if config_path is None else exported_pool(path, config_path)
     has_hosts = None if served is None else target_of(path, served)
     began_s = time.monotonic()
-    with drives_open(path), Progress("reading segments") as progress:
+    with drives_open(path), Progress("reading segments", left=_OLD_INDEX) as progress:
         rebuilt = rebuild(path, progress.update, has_hosts=has_hosts)
     report, seconds = rebuilt.report, time.monotonic() - began_s
     if output_format != "table":
@@ -92,7 +94,7 @@ def repair(path: Path, output_format: str) -> None:
     """
     from meshfusion.dpu.pool_repair import repair_pool
 
-    with drives_open(path), Progress("checking chunks") as progress:
+    with drives_open(path), Progress("checking chunks", left=_REPAIRED) as progress:
         report = repair_pool(path, progress.update)
     if output_format != "table":
         print_document(report, output_format)

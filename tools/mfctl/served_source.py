@@ -6,7 +6,8 @@ import shlex
 from pathlib import Path
 
 from meshfusion.jbof.errors import ServiceUnavailableError
-from meshfusion.tools.mfctl.sources import require_one_source
+from meshfusion.tools.mfctl.context_choice import Services, services_of
+from meshfusion.tools.mfctl.context_types import Member
 
 
 def pool_name_of(path: Path | None, pool_name: str) -> str:
@@ -19,11 +20,11 @@ def pool_name_of(path: Path | None, pool_name: str) -> str:
     return served_as(PoolLayout(path.absolute()))
 
 
-def service_address(path: Path | None, address: str | None, pool_name: str = "") -> str:
+def serving(path: Path | None, address: str | None, pool_name: str = "") -> Services:
     """Raises :class:`~meshfusion.jbof.errors.ServiceUnavailableError` when nobody serves the pool in ``path``."""
-    require_one_source(path, address, pool_name)
-    if address is not None:
-        return address
+    services = services_of(path, address, pool_name)
+    if services is not None:
+        return services
     from meshfusion.dpu.owner_lock import served_at
     from meshfusion.dpu.pool_dir import PoolLayout
 
@@ -34,4 +35,4 @@ def service_address(path: Path | None, address: str | None, pool_name: str = "")
             f"no service serves the pool {path}",
             next_step=f"start it, or see what is on the medium: mfctl pool status {shlex.quote(str(path))}",
         )
-    return found
+    return Services((Member(found, found),))

@@ -12,6 +12,8 @@ import click
 
 from meshfusion.dpu.api.types import ChunkRecord, ChunkService, ListReply, ListRequest, PoolStatus
 from meshfusion.jbof.errors import ServiceUnavailableError
+from meshfusion.tools.mfctl.completing import service_names
+from meshfusion.tools.mfctl.context_choice import services_of
 from meshfusion.tools.mfctl.encrypted_pools import drives_open
 from meshfusion.tools.mfctl.numbers import FiniteRange
 from meshfusion.tools.mfctl.service_access import access_to
@@ -31,28 +33,26 @@ def source_options(command: F) -> F:
     command = click.option(
         "--pool", "pool_name", default="", metavar="NAME", help="With --service: which pool, where it has several.",
     )(command)  # fmt: skip
+    return service_option("Ask the running service at unix:///path or host:port instead of opening a pool.")(command)
+
+
+def service_option(text: str) -> Callable[[F], F]:
+    """``--service``, as all commands have it; ``text``: what it means to this one."""
     return click.option(
-        "--service", "address", metavar="ADDRESS",
-        help="Ask the running service at unix:///path or host:port instead of opening a pool.",
-    )(command)  # fmt: skip
+        "--service", "address", metavar="ADDRESS", shell_complete=service_names,
+        help=f"{text} Or the name of one of the context.",
+    )  # fmt: skip
 
 
-def require_one_source(path: Path | None, address: str | None, pool_name: str = "") -> None:
-    if (path is None) == (address is None):
-        raise click.UsageError("Name either the PATH of a pool or --service ADDRESS.")
-    if pool_name and address is None:
-        raise click.UsageError("--pool is for --service ADDRESS; PATH names a pool already.")
+def pool_status(path: Path) -> PoolStatus:
+    """Read from the medium, beside whoever owns the pool."""
+    from meshfusion.dpu.pool import inspect_pool
+
+    with drives_open(path):
+        return inspect_pool(path)
 
 
-def read_status(path: Path | None, address: str | None, pool_name: str, timeout_s: float) -> PoolStatus:
-    """The status from the service, or read from the medium beside whoever owns the pool."""
-    require_one_source(path, address, pool_name)
-    if address is None:
-        from meshfusion.dpu.pool import inspect_pool
-
-        assert path is not None
-        with drives_open(path):
-            return inspect_pool(path)
+def service_status(address: str, pool_name: str, timeout_s: float) -> PoolStatus:
     with _client(address, pool_name) as client:
         return client.status(deadline_s=timeout_s)
 
@@ -66,10 +66,10 @@ class ChunkReader(Protocol):
 
 @contextmanager
 def open_chunks(path: Path | None, address: str | None, pool_name: str) -> Iterator[ChunkReader]:
-    """Chunks of a service, or of a pool on this machine, read beside whoever owns it."""
-    require_one_source(path, address, pool_name)
-    if address is not None:
-        with _client(address, pool_name) as client:
+    """Chunks of one service, or of a pool on this machine, read beside whoever owns it."""
+    services = services_of(path, address, pool_name)
+    if services is not None:
+        with _client(services.only.address, pool_name) as client:
             yield client
         return
     from meshfusion.dpu.pool import inspect_pool

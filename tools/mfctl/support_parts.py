@@ -54,7 +54,7 @@ def parts_of(subject: Subject) -> Iterator[Part]:
     yield Part("machine/kernel.json", support_machine.kernel)
     yield Part("machine/nvme.json", support_machine.nvme)
     yield Part("machine/rdma.json", support_machine.rdma)
-    yield Part("doctor.json", partial(_doctor, pool))
+    yield Part("doctor.json", partial(_doctor, pool, subject.config_path))
 
 
 def _asked(address: str, ask: Callable[[GrpcServiceAdmin], T]) -> T:
@@ -78,16 +78,16 @@ def _process(address: str) -> str:
 def _status(pool: Path | None, address: str | None, pool_name: str) -> PoolStatus:
     """As the service tells it; where it is away, as it lies on the medium."""
     from meshfusion.jbof.errors import ServiceUnavailableError
-    from meshfusion.tools.mfctl.sources import read_status
+    from meshfusion.tools.mfctl.sources import pool_status, service_status
 
-    if address is None:
-        return read_status(pool, None, "", _ANSWER_S)
     try:
-        return read_status(None, address, pool_name, _ANSWER_S)
+        if address is not None:
+            return service_status(address, pool_name, _ANSWER_S)
     except ServiceUnavailableError:
         if pool is None:
             raise
-        return read_status(pool, None, "", _ANSWER_S)
+    assert pool is not None, "made for a service or a pool"
+    return pool_status(pool)
 
 
 def _plain_status(status: PoolStatus) -> dict[str, Any]:
@@ -130,12 +130,12 @@ def _config(path: Path) -> dict[str, Any]:
         return {"not_shown": "it cannot be read: mfctl config check says why"}
 
 
-def _doctor(pool: Path | None) -> list[dict[str, str]]:
-    from meshfusion.tools.mfctl.doctor import examine
+def _doctor(pool: Path | None, config_path: Path | None) -> list[dict[str, str]]:
+    from meshfusion.tools.mfctl.doctor_machine import examine_here
 
     return [
         {"check": found.check, "state": found.state.value, "cause": found.cause, "remedy": found.remedy}
-        for found in examine(pool)
+        for found in examine_here(pool, config_path=config_path)
     ]
 
 

@@ -25,7 +25,7 @@ def token() -> None:
 @click.option("--role", type=click.Choice(_ROLES), required=True, help="What its bearer may do (docs/security.md).")
 @click.option("--tenant", default="default", show_default=True, metavar="NAME", help="For whom its bearer may attach.")
 @click.option(
-    "--out", type=click.Path(path_type=Path, readable=False),
+    "--output", "out", type=click.Path(path_type=Path, readable=False),
     help="Write the token to this new file, mode 0600, instead of printing it, which is for a terminal only.",
 )  # fmt: skip
 @format_option
@@ -33,7 +33,7 @@ def create(name: str, role: str, tenant: str, out: Path | None, output_format: s
     """Make a random token for NAME, and the entry for the service's tokens_file.
 
     The token is printed this once and kept nowhere; the entry does not tell it. It belongs into a file that its bearer
-    alone can read: --out makes it, and the entry alone is on standard output then. For programs, --format json has
+    alone can read: --output makes it, and the entry alone is on standard output then. For programs, --format json has
     both.
     """
     import yaml
@@ -46,7 +46,7 @@ def create(name: str, role: str, tenant: str, out: Path | None, output_format: s
         raise click.UsageError("NAME and --tenant have 1 to 200 characters.")
     if out is None and output_format == "table" and not sys.stdout.isatty():
         # Behind >> tokens.yaml the token would stand beside its digest.
-        raise click.UsageError("Standard output is no terminal: --out FILE for the token, the entry is printed then.")
+        raise click.UsageError("Standard output is no terminal: --output FILE for the token; the entry is printed.")
     entry = TokenEntry(name=name, sha256=digest_of(text), role=role, tenant=tenant).model_dump()  # type: ignore[arg-type]
     if out is not None:
         _write_new(out, text)
@@ -66,6 +66,6 @@ def _write_new(path: Path, text: str) -> None:
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except FileExistsError:
-        raise ConfigError(f"--out: {path} exists", next_step="Name another file, or remove it.") from None
+        raise ConfigError(f"--output: {path} exists", next_step="Name another file, or remove it.") from None
     with os.fdopen(descriptor, "w") as file:
         file.write(text + "\n")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -17,24 +16,21 @@ from meshfusion.tools.mfctl.output import (
     format_option,
     print_document,
     print_fields,
+    print_one_of_many,
     print_table,
-    to_json,
 )
-from meshfusion.tools.mfctl.served_source import pool_name_of, service_address
-from meshfusion.tools.mfctl.service_access import access_to
-from meshfusion.tools.mfctl.sources import explained
-from meshfusion.tools.mfctl.top_rates import Look, top_object
+from meshfusion.tools.mfctl.served_source import pool_name_of, serving
+from meshfusion.tools.mfctl.sources import service_option
+from meshfusion.tools.mfctl.top_rates import top_object
+from meshfusion.tools.mfctl.top_watch import Watched, begin_look, format_rate
 
-_DEADLINE_S = 5.0
-_CLEAR = "\x1b[H\x1b[2J"
+if TYPE_CHECKING:
+    from meshfusion.tools.mfctl.context_types import Member
 
 
 @click.command()
 @click.argument("path", type=click.Path(path_type=Path, readable=False), required=False)
-@click.option(
-    "--service", "address", metavar="ADDRESS",
-    help="Ask the running service at unix:///path or host:port instead of that of the pool in PATH.",
-)  # fmt: skip
+@service_option("Ask the running service at unix:///path or host:port instead of that of the pool in PATH.")
 @click.option(
     "--pool", "pool_name", default="", metavar="NAME", help="With --service: which pool, where it has several.",
 )  # fmt: skip
@@ -49,52 +45,41 @@ def top(
 ) -> None:
     """Show what the service of a pool does: lookups, hits and saves a second, its drives and engines.
 
-    Goes on until it is interrupted. With --format json each look is an object a line, with yaml a document.
+    Goes on until it is interrupted. With --format json each look is an object a line, with yaml a document. Of a
+    context that lists several services each is a line; one that does not answer is said to, and looked for again.
     """
-    looks = _looks(service_address(path, address, pool_name), pool_name_of(path, pool_name), interval_s)
+    services = serving(path, address, pool_name)
+    wanted = pool_name_of(path, pool_name)
+    if services.is_cluster:
+        from meshfusion.tools.mfctl.cluster_top import show_top_of_all
+
+        show_top_of_all(services, wanted, interval_s, output_format, once=once)
+        return
+    looks = _looks(services.only, wanted, interval_s)
     for number, found in enumerate(looks):
         if output_format == "table":
-            _print(found, is_first=not number)
+            begin_look(is_first=not number)
+            _print(found)
         elif once:
             print_document(found, output_format)
-        elif output_format == "json":
-            click.echo(to_json(found))
         else:
-            click.echo("---")
-            print_document(found, output_format)
+            print_one_of_many(found, output_format)
         if once:
             return
 
 
-def _looks(address: str, pool_name: str, interval_s: float) -> Iterator[dict[str, Any]]:
+def _looks(member: Member, pool_name: str, interval_s: float) -> Iterator[dict[str, Any]]:
     """Without end, an interval apart."""
-    from meshfusion.dpu.api.client import GrpcChunkService
-    from meshfusion.dpu.api.drive_client import GrpcDriveAdmin
-
-    access = access_to(address)
-    with (
-        closing(GrpcChunkService(address, access, pool=pool_name)) as service,
-        closing(GrpcDriveAdmin(address, access, pool=pool_name)) as admin,
-    ):
-
-        def look() -> Look:
-            with explained(address):
-                status = service.status(deadline_s=_DEADLINE_S)
-                return Look(time.monotonic(), status, admin.drives(deadline_s=_DEADLINE_S))
-
-        before = look()
+    with closing(Watched(member, pool_name)) as watched:
+        before = watched.look()
         while True:
             time.sleep(interval_s)
-            now = look()
+            now = watched.look()
             yield top_object(before, now)
             before = now
 
 
-def _print(found: dict[str, Any], *, is_first: bool) -> None:
-    if sys.stdout.isatty():
-        click.echo(_CLEAR, nl=False)
-    elif not is_first:
-        click.echo()
+def _print(found: dict[str, Any]) -> None:
     segments = ", ".join(f"{count} {state}" for state, count in found["segments"].items())
     share = found["hit_share"]
     print_fields(
@@ -114,7 +99,7 @@ def _print(found: dict[str, Any], *, is_first: bool) -> None:
     if per_second is None:
         click.echo("the service began anew: there are no rates yet")
     else:
-        print_table(["A SECOND", "RATE"], [(name, _rate(name, rate)) for name, rate in per_second.items()])
+        print_table(["A SECOND", "RATE"], [(name, format_rate(name, rate)) for name, rate in per_second.items()])
     click.echo()
     drives = [(d["number"], d["state"], _known(d["percentage_used"]), d["problem"]) for d in found["drives"]]
     print_table(["DRIVE", "STATE", "USED %", "PROBLEM"], drives)
@@ -125,10 +110,6 @@ def _print(found: dict[str, Any], *, is_first: bool) -> None:
             for h in found["holders"]
         ]
         print_table(["HOLDER", "STATE", "HOST", "PID", "LEASES", "GRANTS", "SILENT"], holders)
-
-
-def _rate(name: str, rate: float) -> str:
-    return format_bytes(round(rate)) if name.endswith("_bytes") else f"{rate:.1f}"
 
 
 def _known(value: object) -> object:

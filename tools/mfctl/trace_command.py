@@ -12,12 +12,14 @@ import click
 from meshfusion.jbof.errors import ServiceError
 from meshfusion.tools.mfctl.numbers import FiniteRange
 from meshfusion.tools.mfctl.output import format_option, print_document, print_table
-from meshfusion.tools.mfctl.served_source import service_address
+from meshfusion.tools.mfctl.served_source import serving
 from meshfusion.tools.mfctl.service_access import access_to
-from meshfusion.tools.mfctl.sources import explained
+from meshfusion.tools.mfctl.sources import explained, service_option
 
 if TYPE_CHECKING:
     from meshfusion.dpu.api.trace_types import Trace, TracedCall
+    from meshfusion.tools.mfctl.context_choice import Services
+    from meshfusion.tools.mfctl.context_types import Member
 
 _HEADERS = ("ENDED", "CALL", "TOOK", "OUTCOME", "WHAT")
 
@@ -25,10 +27,7 @@ _HEADERS = ("ENDED", "CALL", "TOOK", "OUTCOME", "WHAT")
 @click.command()
 @click.argument("request_id")
 @click.argument("path", type=click.Path(path_type=Path, readable=False), required=False)
-@click.option(
-    "--service", "address", metavar="ADDRESS",
-    help="Ask the running service at unix:///path or host:port instead of that of the pool in PATH.",
-)  # fmt: skip
+@service_option("Ask the running service at unix:///path or host:port instead of that of the pool in PATH.")
 @click.option(
     "--timeout", "timeout_s", type=FiniteRange(0.01, 600), default=5.0, show_default=True, metavar="SECONDS",
     help="How long to wait for an answer of the service.",
@@ -39,22 +38,47 @@ def trace(request_id: str, path: Path | None, address: str | None, timeout_s: fl
     and how many chunks were found, granted room and committed.
 
     REQUEST_ID is the engine's own, as its log and the service's have it. The service remembers its last 4096 calls,
-    without heartbeats and status. A call that served several requests is shown under each, with its chunks alone.
+    without heartbeats and status. A call that served several requests is shown under each, with its chunks alone. Of a
+    context that lists several services the calls of all are shown, and it does not exit with 0 when one did not answer.
     """
-    from meshfusion.dpu.api.trace_client import GrpcTraceSource
-
-    found_at = service_address(path, address)
-    with (
-        closing(GrpcTraceSource(found_at, access_to(found_at), deadline_s=timeout_s)) as source,
-        explained(found_at),
-    ):
-        found = source.trace(request_id)
+    services = serving(path, address)
+    if services.is_cluster:
+        _show_of_all(services, request_id, timeout_s, output_format)
+        return
+    found = _trace_of(services.only, request_id, timeout_s)
     if not found.calls:
         raise _nothing_of(request_id, found)
     if output_format == "table":
         print_table(_HEADERS, [_row(call) for call in found.calls])
     else:
         print_document([_object(call) for call in found.calls], output_format)
+
+
+def _trace_of(member: Member, request_id: str, timeout_s: float) -> Trace:
+    from meshfusion.dpu.api.trace_client import GrpcTraceSource
+
+    at = member.address
+    with closing(GrpcTraceSource(at, access_to(at), deadline_s=timeout_s)) as source, explained(at):
+        return source.trace(request_id)
+
+
+def _show_of_all(services: Services, request_id: str, timeout_s: float, output_format: str) -> None:
+    """The chunks of one request may be those of several services."""
+    from meshfusion.tools.mfctl.cluster import ask_all, end_with_errors, print_answers, tell_errors
+
+    answers = ask_all(
+        services.members, lambda member: _trace_of(member, request_id, timeout_s), within_s=timeout_s + 1.0
+    )
+    calls = [(a.member.name, call) for a in answers if a.value is not None for call in a.value.calls]
+    if output_format != "table":
+        print_answers(services, answers, lambda found: [_object(call) for call in found.calls], output_format)
+    else:
+        in_order = sorted(calls, key=lambda one: one[1].time_s)
+        print_table(("SERVICE", *_HEADERS), [(name, *_row(call)) for name, call in in_order])
+        tell_errors(answers)
+    end_with_errors(answers)
+    if not calls:
+        raise _nothing_of(request_id, min((a.value for a in answers if a.value), key=lambda found: found.kept_since_s))
 
 
 def _nothing_of(request_id: str, found: Trace) -> ServiceError:

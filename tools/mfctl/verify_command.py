@@ -16,14 +16,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from meshfusion.jbof.errors import ConfigError
-from meshfusion.tools.mfctl.output import (
-    EXIT_FAILURE,
-    format_option,
-    print_document,
-    print_fields,
-    print_table,
-    to_json,
-)
+from meshfusion.tools.mfctl.exit_codes import EXIT_FAILURE
+from meshfusion.tools.mfctl.output import format_option, print_document, print_fields, print_table, to_json
 
 if TYPE_CHECKING:
     from meshfusion.tools.verify.run import Report
@@ -51,8 +45,8 @@ _KEPT = {"load_always": True, "lookup_deadline_ms": 5000}
     help="Without --connector: size bound of the pool's file.",
 )
 @click.option(
-    "--context", default=4096, show_default=True, type=click.IntRange(2), metavar="N",
-    help="The engines' max_model_len; prompts that do not fit are left out.",
+    "--max-model-len", default=4096, show_default=True, type=click.IntRange(2), metavar="N",
+    help="The engine's option; prompts that do not fit are left out.",
 )  # fmt: skip
 @click.option(
     "--engine-option", "engine_options", multiple=True, metavar="KEY=VALUE",
@@ -67,7 +61,7 @@ _KEPT = {"load_always": True, "lookup_deadline_ms": 5000}
 )  # fmt: skip
 @format_option
 def verify(
-    model: Path, connector: Path | None, pool_size: str, context: int, engine_options: tuple[str, ...],
+    model: Path, connector: Path | None, pool_size: str, max_model_len: int, engine_options: tuple[str, ...],
     seed: int | None, keep_pool: bool, output_format: str,
 ) -> None:  # fmt: skip
     """Accept an installation: one engine computes prompts and saves them, a fresh one loads them; all is compared.
@@ -81,7 +75,7 @@ def verify(
     from meshfusion.tools.quickstart_inputs import check_model_dir, check_pool_size
     from meshfusion.tools.verify.run import Plan, compute, load, report_of
 
-    options = {"max_model_len": context, **parse_engine_options(engine_options), "model": str(model.absolute())}
+    options = {"max_model_len": max_model_len, **parse_engine_options(engine_options), "model": str(model.absolute())}
     check_model_dir(model)
     _check_one_rank(options)
     if connector is None:

@@ -51,7 +51,7 @@ def prompts_for(
         needed, all_fit = chunk + 1 + ANSWER_TOKENS, LONGEST_CHUNKS * chunk + 1 + ANSWER_TOKENS
         raise ConfigError(
             f"chunks have {chunk} tokens here, so that nothing can be loaded within {context_tokens}",
-            next_step=f"use --context {needed} or more (all prompts fit in {all_fit}), or a smaller chunk_min_bytes in "
-            "the connector's configuration",
+            next_step=f"use --max-model-len {needed} or more (all prompts fit in {all_fit}), or a smaller "
+            "chunk_min_bytes in the connector's configuration",
         )
     return fitting

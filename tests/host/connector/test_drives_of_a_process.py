@@ -100,11 +100,11 @@ def test_a_service_that_is_killed_while_its_drives_change(
 
     added = run("jbof", "add", str(daemon.pool), "--size", "16MiB", "--data-path", str(blank(tmp_path / "three")))
     assert added.output == "added drive 3 with 15 segments\n", added.output
-    assert run("jbof", "drain", str(daemon.pool), "0").exit_code == 0
+    assert run("jbof", "drain", str(daemon.pool), "0", "--yes").exit_code == 0
     daemon.kill()  # while it is emptied
     daemon.start()
     until(lambda: states(daemon)[0] == "drained", limit_s=30.0, what="for its end")
-    assert run("jbof", "remove", str(daemon.pool), "0").exit_code == 0
+    assert run("jbof", "remove", str(daemon.pool), "0", "--yes").exit_code == 0
     is_loaded_again()
     assert states(daemon) == {1: "online", 2: "online", 3: "online"}
     daemon.stop()

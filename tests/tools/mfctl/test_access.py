@@ -39,7 +39,7 @@ def test_a_token_and_its_entry(tmp_path: Path) -> None:
         "name": "engine-1", "sha256": digest_of(made["token"]), "role": "engine", "tenant": "default",
     }  # fmt: skip
     path = tmp_path / "token"
-    entry = run("token", "create", "o", "--role", "operator", "--tenant", "t", "--out", str(path)).stdout
+    entry = run("token", "create", "o", "--role", "operator", "--tenant", "t", "--output", str(path)).stdout
     token = path.read_text().strip()
     assert token != made["token"]
     tokens_file = tmp_path / "tokens"
@@ -53,7 +53,7 @@ def test_a_token_is_printed_on_a_terminal_only(tmp_path: Path) -> None:
     """With >> tokens.yaml it would stand in the file that holds digests."""
     refused = run("token", "create", "o", "--role", "operator")
     assert (refused.exit_code, refused.stdout) == (2, "")
-    assert "no terminal: --out FILE for the token" in refused.stderr
+    assert "no terminal: --output FILE for the token" in refused.stderr
     command = f"{sys.executable} -m meshfusion.tools.mfctl.main token create o --role operator"
     typed = subprocess.run(["script", "-qec", command, "/dev/null"], capture_output=True, text=True, timeout=60)
     token = typed.stdout.splitlines()[0].strip()
@@ -62,13 +62,13 @@ def test_a_token_is_printed_on_a_terminal_only(tmp_path: Path) -> None:
 
 def test_a_token_into_a_file(tmp_path: Path) -> None:
     path = tmp_path / "token"
-    result = run("token", "create", "e", "--role", "engine", "--out", str(path))
+    result = run("token", "create", "e", "--role", "engine", "--output", str(path))
     (entry,) = yaml.safe_load(result.stdout)
     assert digest_of(path.read_text().strip()) == entry["sha256"]
     assert path.stat().st_mode & 0o777 == 0o600
     assert path.read_text().strip() not in result.output
-    again = run("token", "create", "e", "--role", "engine", "--out", str(path))
-    assert (again.exit_code, again.stderr.splitlines()[0]) == (1, f"error: --out: {path} exists")
+    again = run("token", "create", "e", "--role", "engine", "--output", str(path))
+    assert (again.exit_code, again.stderr.splitlines()[0]) == (1, f"error: --output: {path} exists")
     assert run("token", "create", "", "--role", "engine").exit_code == 2
     assert run("token", "create", "e", "--role", "root").exit_code == 2
 
@@ -124,7 +124,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 
 
 def test_a_token_on_a_unix_socket_which_has_no_tls(tmp_path: Path) -> None:
-    made = run("token", "create", "looker", "--role", "read-only", "--out", str(tmp_path / "token"))
+    made = run("token", "create", "looker", "--role", "read-only", "--output", str(tmp_path / "token"))
     replace(tmp_path / "tokens", made.stdout.encode(), mode=0o600)
     guard = Guard(CallerIdentity(find_token=TokensFile(tmp_path / "tokens").find))
     server = serve(FakeChunkService(), f"unix://{tmp_path}/s", guard=guard)
@@ -205,7 +205,7 @@ def test_operators_on_the_machine_need_nothing_to_show_on_a_socket_beside(tmp_pa
         added = run("jbof", "add", str(daemon.pool), "--size", "16MiB")
         assert added.exit_code == 0, "the pool names the socket"
         config = str(tmp_path / "service.yaml")
-        assert run("service", "state", "--config", config).exit_code == 0
+        assert run("service", "status", "--config", config).exit_code == 0
         assert run("service", "reload", "--config", config).exit_code == 0
         unit = run("service", "unit", "--config", config, "--user", "root").stdout
         assert "ExecReload=" in unit
@@ -223,11 +223,11 @@ def test_operators_on_the_machine_need_nothing_to_show_on_a_socket_beside(tmp_pa
 
 
 def test_roles_and_the_record(daemon: Daemon) -> None:
-    refused = run(*daemon.options(daemon.reader), "jbof", "drain", str(daemon.pool), "0", "--format", "json")
+    refused = run(*daemon.options(daemon.reader), "jbof", "drain", str(daemon.pool), "0", "--yes", "--format", "json")
     assert (refused.exit_code, error_of(refused)["kind"]) == (1, "PermissionDeniedError")
     added = run(*daemon.options(daemon.operator), "jbof", "add", str(daemon.pool), "--size", "16MiB")
     assert added.exit_code == 0, added.stderr
-    assert run(*daemon.options(daemon.operator), "jbof", "remove", str(daemon.pool), "7").exit_code == 1
+    assert run(*daemon.options(daemon.operator), "jbof", "remove", str(daemon.pool), "7", "--yes").exit_code == 1
     log = str(daemon.pool / "audit.log")
     calls = json.loads(run("audit", "show", log, "--format", "json").stdout)["calls"]
     assert [(c["principal"], c["rpc"], c["outcome"]) for c in calls[-3:]] == [
@@ -245,9 +245,9 @@ def test_roles_and_the_record(daemon: Daemon) -> None:
 def test_a_support_bundle_is_made_with_the_same_access(
     daemon: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(support_parts, "_doctor", lambda pool: [])  # it has tests of its own, and takes long
+    monkeypatch.setattr(support_parts, "_doctor", lambda *_: [])  # it has tests of its own, and takes long
     output = tmp_path / "bundle.tar.gz"
-    command = ("support", "dump", "--pool", str(daemon.pool), "--output", str(output), "--format", "json")
+    command = ("support", "dump", str(daemon.pool), "--output", str(output), "--format", "json")
     made = json.loads(run(*daemon.options(daemon.operator), *command).stdout)
     assert made["failed"] == []
     of_the_service = {"service/state.json", "service/stacks.txt", "service/process.txt", "pool/holders.json"}

@@ -172,8 +172,8 @@ def test_the_whole_life(config: Path, start: Start, tmp_path: Path) -> None:
     assert live["pool_uuid"] == ready["pool_uuid"]
     beside = json.loads(run("pool", "status", pool, "--format", "json").stdout)
     assert (beside["committed_chunk_count"], beside["pool_uuid"]) == (1, ready["pool_uuid"])
-    assert KEY.hex() in run("chunk", "ls", pool).stdout
-    assert KEY.hex() in run("chunk", "ls", "--service", address).stdout
+    assert KEY.hex() in run("chunk", "list", pool).stdout
+    assert KEY.hex() in run("chunk", "list", "--service", address).stdout
     assert run("chunk", "show", KEY.hex(), pool).stdout == run("chunk", "show", KEY.hex(), "--service", address).stdout
     check = run("pool", "check", pool, "--format", "json")
     assert (check.exit_code, json.loads(check.stdout)["chunks_checked"]) == (0, 1)
@@ -312,14 +312,14 @@ def test_pool_create_status_check(tmp_path: Path) -> None:
     assert "there is a pool in" in again.stderr
 
 
-@pytest.mark.parametrize("command", [["pool", "status"], ["pool", "check"], ["chunk", "ls"]])
+@pytest.mark.parametrize("command", [["pool", "status"], ["pool", "check"], ["chunk", "list"]])
 def test_what_is_no_pool_exits_4(tmp_path: Path, command: list[str]) -> None:
     result = run(*command, str(tmp_path))
     assert result.exit_code == 4
     assert "next step: " in result.stderr
 
 
-@pytest.mark.parametrize("command", [["pool", "status"], ["pool", "check"], ["chunk", "ls"]])
+@pytest.mark.parametrize("command", [["pool", "status"], ["pool", "check"], ["chunk", "list"]])
 def test_a_truncated_pool_exits_4(tmp_path: Path, command: list[str]) -> None:
     pool = create(tmp_path)
     os.truncate(pool / "data", 1 << 20)

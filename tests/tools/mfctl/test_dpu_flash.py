@@ -90,6 +90,20 @@ def test_a_card_is_flashed_and_then_left_alone(flash: Flash, rshim: Mounted) -> 
     assert rshim.state["installed"] == 2
 
 
+def test_without_a_yes_and_a_terminal_no_card_is_touched(
+    flash: Flash, rshim: Mounted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drained = ("--service", "unix:///run/nobody.sock")
+    refused = flash(*drained)
+    assert refused.exit_code == 2
+    for words in ("What is on the boot drive of 1 card will be lost", "chunks in its pool stay", "--yes"):
+        assert words in refused.stderr.replace("\n", " ")
+    monkeypatch.setattr("meshfusion.tools.mfctl.consent.has_terminal", lambda: True)
+    denied = flash(*drained)  # an answer that is none
+    assert denied.exit_code == 130
+    assert (rshim.state["resets"], rshim.state["installed"]) == (0, 0)
+
+
 def test_a_failure_in_the_log_is_one_though_what_follows_is_ready(flash: Flash, rshim: Mounted) -> None:
     rshim.behave(installation=[*INSTALLATION[:27], " ERR[MISC]: Installation failed"])
     result = flash("--no-drain", "--yes")
@@ -183,13 +197,6 @@ def test_a_dry_run_shows_every_step_and_does_none(flash: Flash, rshim: Mounted) 
     assert f"write to {rshim.folder}/boot" in card["steps"][2]["what"]
     assert (rshim.state["resets"], rshim.state["display_level"]) == (0, 0)
     assert flash("--no-drain", "--dry-run", "--deadline", "installing=7200").stdout.count("2.0 h") == 1
-
-
-def test_what_will_be_lost_is_asked_about(flash: Flash, rshim: Mounted) -> None:
-    result = flash("--service", "unix:///nowhere/socket")
-    assert result.exit_code == 130  # no answer, since there is no input
-    assert "What is on the boot drive of 1 card will be lost" in result.stderr
-    assert rshim.state["resets"] == 0
 
 
 def test_a_service_that_is_gone_needs_no_draining(flash: Flash) -> None:

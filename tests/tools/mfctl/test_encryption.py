@@ -37,7 +37,7 @@ def test_commands_open_it_and_close_it(made: Made, words: tuple[str, ...]) -> No
 def test_its_drives_are_shown_and_its_chunks(made: Made) -> None:
     (row,) = json.loads(run("jbof", "drives", made.layout.directory, "--format", "json").stdout)["drives"]
     assert row["state"] == "here"
-    assert run("chunk", "ls", made.layout.directory).exit_code == 0
+    assert run("chunk", "list", made.layout.directory).exit_code == 0
     assert made.luks.open_names == []
 
 
@@ -56,14 +56,19 @@ def test_another_key(made: Made, tmp_path: Path) -> None:
     assert run("pool", "check", made.layout.directory).exit_code == 0
 
 
-def test_erasing_asks(made: Made) -> None:
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("meshfusion.tools.mfctl.consent.has_terminal", lambda: True)
+
+
+def test_erasing_asks(made: Made, terminal: None) -> None:
     result = run("pool", "erase-key", made.layout.directory, answer="n\n")
     assert result.exit_code != 0
     assert f"on {made.slices[0]} is lost for good" in result.output
     assert made.header().exists()
 
 
-def test_erased(made: Made) -> None:
+def test_erased(made: Made, terminal: None) -> None:
     result = run("pool", "erase-key", made.layout.directory, answer="y\n")
     assert result.exit_code == 0, result.output
     assert f"{made.slices[0]} is blank" in result.output

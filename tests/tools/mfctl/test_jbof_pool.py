@@ -106,12 +106,15 @@ def test_one_more_one_drained_one_less(path: Path, tmp_path: Path) -> None:
     assert "has 6291456 bytes, the pool wants 8388608" in result.output
     result = run("jbof", "add", str(path), "--size", "6MiB", "--data-path", str(tmp_path / "new"))
     assert result.output == "added drive 3 with 5 segments\n"
-    assert run("jbof", "drain", str(path), "1").output == "drive 1 takes no new chunks any more\n"
+    assert run("jbof", "drain", str(path), "1", "--yes").output == "drive 1 takes no new chunks any more\n"
     assert drives(path) == [(0, "here"), (1, "draining"), (2, "here"), (3, "here")]
     assert run("jbof", "drain", str(path), "1", "--stop").exit_code == 0
-    assert run("jbof", "remove", str(path), "2").output == "removed drive 2; 0 chunks lay on it and are forgotten\n"
+    assert (
+        run("jbof", "remove", str(path), "2", "--yes").output
+        == "removed drive 2; 0 chunks lay on it and are forgotten\n"
+    )
     assert drives(path) == [(0, "here"), (1, "here"), (3, "here")]
-    assert json.loads(run("jbof", "remove", str(path), "3", "--format", "json").output) == {
+    assert json.loads(run("jbof", "remove", str(path), "3", "--yes", "--format", "json").output) == {
         "number": 3,
         "chunks_forgotten": 0,
     }
@@ -124,7 +127,7 @@ def test_one_more_one_drained_one_less(path: Path, tmp_path: Path) -> None:
 def test_a_pool_that_is_served_is_left_alone(path: Path) -> None:
     with Pool.open(path):
         for command in (("add", str(path), "--size", "6MiB"), ("drain", str(path), "1"), ("remove", str(path), "1")):
-            result = run("jbof", *command)
+            result = run("jbof", *command, *([] if command[0] == "add" else ["--yes"]))
             assert result.exit_code != 0
             assert "in use by process" in result.output
         assert drives(path) == [(0, "here"), (1, "here"), (2, "here")]
@@ -142,22 +145,25 @@ def served(path: Path) -> Iterator[Pool]:
 
 def test_the_drives_of_a_running_service(path: Path, served: Pool, tmp_path: Path) -> None:
     assert drives(path) == [(0, "online"), (1, "online"), (2, "online")]
-    result = run("jbof", "replace", str(path), "1", "--size", "6MiB", "--data-path", blank(tmp_path / "new"))
+    result = run("jbof", "replace", str(path), "1", "--yes", "--size", "6MiB", "--data-path", blank(tmp_path / "new"))
     assert result.output == "added drive 3 with 5 segments; drive 1 takes no new chunks any more\n"
     until(lambda: drives(path)[1] == (1, "drained"), what="for its end")
     assert f"next step: mfctl jbof remove {path} 1" not in run("jbof", "drives", str(path)).output, "no problem of it"
-    assert run("jbof", "remove", str(path), "1").output == "removed drive 1; 0 chunks lay on it and are forgotten\n"
-    assert run("jbof", "remove", str(path), "1").exit_code == 0
-    assert run("jbof", "drain", str(path), "2").exit_code == 0
+    assert (
+        run("jbof", "remove", str(path), "1", "--yes").output
+        == "removed drive 1; 0 chunks lay on it and are forgotten\n"
+    )
+    assert run("jbof", "remove", str(path), "1", "--yes").exit_code == 0
+    assert run("jbof", "drain", str(path), "2", "--yes").exit_code == 0
     assert run("jbof", "drain", str(path), "2", "--stop").output == "drive 2 takes new chunks again\n"
     (path / "data.2").unlink()
     until(lambda: drives(path) == [(0, "online"), (2, "gone"), (3, "online")], what="for the loss")
     shown = run("jbof", "drives", str(path)).output
     assert "drive 2: it is not there" in shown
     assert f"mfctl jbof remove {path} 2" in shown
-    result = run("jbof", "remove", str(path), "7")
+    result = run("jbof", "remove", str(path), "7", "--yes")
     assert (result.exit_code != 0, f"{path} has no drive 7" in result.output) == (True, True)
-    result = run("jbof", "replace", str(path), "7", "--size", "6MiB")
+    result = run("jbof", "replace", str(path), "7", "--yes", "--size", "6MiB")
     assert result.exit_code != 0
     assert [number for number, _ in drives(path)] == [0, 2, 3], "nothing was added"
 
@@ -191,7 +197,7 @@ def test_a_drive_that_is_away_is_named(path: Path) -> None:
     assert drives(path) == [(0, "here"), (1, "away"), (2, "here")]
     finding = {finding.check: finding for finding in check_pool(path)}["pool"]
     assert (finding.state, "drive 1 is away" in finding.cause) == (State.WARN, True)
-    assert run("jbof", "remove", str(path), "1").exit_code == 0
+    assert run("jbof", "remove", str(path), "1", "--yes").exit_code == 0
     assert {finding.check: finding for finding in check_pool(path)}["pool"].state is State.OK
 
 

@@ -87,7 +87,7 @@ def test_no_option_is_without_words() -> None:
 
 @pytest.mark.parametrize("arguments", [["--format", "yaml"], ["--format=yaml"]])
 def test_yaml_says_what_json_says(service: FakeChunkService, address: str, arguments: list[str]) -> None:
-    for command in (["pool", "status", "--service", address], ["chunk", "ls", "--service", address]):
+    for command in (["pool", "status", "--service", address], ["chunk", "list", "--service", address]):
         shown = run(*command, *arguments)
         assert shown.exit_code == 0
         assert yaml.safe_load(shown.stdout) == json.loads(run(*command, "--format", "json").stdout)
@@ -143,7 +143,7 @@ def test_an_unreachable_service_exits_5(tmp_path: Path) -> None:
     assert result.exit_code == 5
     assert parse_error(result)["kind"] == "ServiceUnavailableError"
     assert result.stdout == ""
-    text = run("chunk", "ls", "--service", f"unix://{tmp_path}/none")
+    text = run("chunk", "list", "--service", f"unix://{tmp_path}/none")
     assert text.exit_code == 5
     assert text.stderr.startswith("error: the chunk service at unix://")
     assert "next step: " in text.stderr
@@ -183,8 +183,8 @@ def test_errors_of_the_pool_have_their_codes(monkeypatch: pytest.MonkeyPatch, er
         ["pool", "create", "/x", "--size", "4G"],
         ["chunk", "show", "abc", "/x"],
         ["chunk", "show", "", "/x"],
-        ["chunk", "ls", "/x", "--after", "zz"],
-        ["chunk", "ls", "/x", "--limit", "0"],
+        ["chunk", "list", "/x", "--after", "zz"],
+        ["chunk", "list", "/x", "--limit", "0"],
         ["service", "run"],
         ["no-such-command"],
     ],
@@ -206,7 +206,7 @@ def test_a_defect_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_chunks_of_a_service(address: str) -> None:
-    result = run("chunk", "ls", "--service", address, "--limit", "2")
+    result = run("chunk", "list", "--service", address, "--limit", "2")
     assert result.exit_code == 0
     lines = result.stdout.splitlines()
     assert lines[0].split() == ["KEY", "IDENTITY", "TENANT", "GROUP", "POSITION", "TOKENS", "SHARDS", "BYTES"]
@@ -217,10 +217,10 @@ def test_chunks_of_a_service(address: str) -> None:
 
 def test_chunks_page_by_page(service: FakeChunkService, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("meshfusion.tools.mfctl.chunk_commands._PAGE_LIMIT", 2)
-    listed = json.loads(run("chunk", "ls", "--service", address, "--limit", "5", "--format", "json").output)
+    listed = json.loads(run("chunk", "list", "--service", address, "--limit", "5", "--format", "json").output)
     assert [int(c["key"], 16) for c in listed["chunks"]] == [1, 2, 3, 4, 5]
     assert [request.limit for name, request in service.calls if name == "list_chunks"] == [2, 2, 1]  # type: ignore[attr-defined]
-    rest = run("chunk", "ls", "--service", address, "--after", listed["next_after_key"], "--format", "json")
+    rest = run("chunk", "list", "--service", address, "--after", listed["next_after_key"], "--format", "json")
     assert [int(c["key"], 16) for c in json.loads(rest.output)["chunks"]] == [6, 7]
     assert json.loads(rest.output)["next_after_key"] == ""
 
@@ -228,7 +228,7 @@ def test_chunks_page_by_page(service: FakeChunkService, address: str, monkeypatc
 def test_chunks_of_an_identity(service: FakeChunkService, address: str) -> None:
     other = make_chunk(9, identity=b"\x22" * 32)
     service.chunks[other.key] = other
-    result = run("chunk", "ls", "--service", address, "--identity", "22" * 32, "--format", "json")
+    result = run("chunk", "list", "--service", address, "--identity", "22" * 32, "--format", "json")
     assert [int(c["key"], 16) for c in json.loads(result.output)["chunks"]] == [9]
 
 
@@ -425,9 +425,9 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 def test_output_closed_by_its_reader_is_no_error(address: str) -> None:
-    """As in ``mfctl chunk ls | head -1``."""
+    """As in ``mfctl chunk list | head -1``."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "meshfusion.tools.mfctl.main", "chunk", "ls", "--service", address],
+        [sys.executable, "-m", "meshfusion.tools.mfctl.main", "chunk", "list", "--service", address],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -488,7 +488,7 @@ def test_chunks_of_the_beginning_of_an_identity(
     for number in (3, 8, 9):
         other = make_chunk(number, identity=b"\x22" * 32)
         service.chunks[other.key] = other
-    arguments = ("chunk", "ls", "--service", address, "--identity", "22" * 6, "--format", "json")
+    arguments = ("chunk", "list", "--service", address, "--identity", "22" * 6, "--format", "json")
     listed = json.loads(run(*arguments, "--limit", "1").output)
     assert [int(c["key"], 16) for c in listed["chunks"]] == [3]
     rest = json.loads(run(*arguments, "--after", listed["next_after_key"]).output)

@@ -49,7 +49,7 @@ def test_a_drain_waits_for_the_writer_and_then_the_service_stops(tmp_path: Path)
         client = GrpcChunkService(service.address)
         holder = Holder(client)
         place = holder.reserve(1)
-        state = json.loads(run("service", "state", "--service", service.address, "--format", "json").stdout)
+        state = json.loads(run("service", "status", "--service", service.address, "--format", "json").stdout)
         assert (state["phase"], state["pid"], state["open_write_count"]) == ("serving", service.process.pid, 1)
 
         drain = Background("service", "drain", "--config", str(service.config), "--deadline", "60")
@@ -73,7 +73,7 @@ def test_a_drain_waits_for_the_writer_and_then_the_service_stops(tmp_path: Path)
 
 
 def phase_of(service: ServiceProcess) -> str:
-    document = json.loads(run("service", "state", "--service", service.address, "--format", "json").stdout)
+    document = json.loads(run("service", "status", "--service", service.address, "--format", "json").stdout)
     return str(document["phase"])
 
 
@@ -96,7 +96,7 @@ def test_what_a_configuration_names_may_be_gone(tmp_path: Path) -> None:
         assert run("config", "check", str(service.config)).exit_code == 1
         refused = run("service", "reload", "--config", str(service.config))
         assert (refused.exit_code, "the directory /no/such does not exist" in refused.stderr) == (1, True)
-        assert run("service", "state", "--config", str(service.config)).exit_code == 0
+        assert run("service", "status", "--config", str(service.config)).exit_code == 0
         assert run("service", "drain", "--config", str(service.config)).exit_code == 0
         assert service.end() == 0
 
@@ -245,7 +245,7 @@ def test_a_service_that_stays_is_an_error(monkeypatch: pytest.MonkeyPatch) -> No
         drain_service(scripted, 1.0, ignore, now_s=time.monotonic)
 
 
-@pytest.mark.parametrize("command", ["state", "drain", "reload"])
+@pytest.mark.parametrize("command", ["status", "drain", "reload"])
 @pytest.mark.parametrize(
     ("more", "told"),
     [

@@ -34,7 +34,7 @@ def run(*arguments: str) -> Result:
 @pytest.fixture(autouse=True)
 def quick_doctor(monkeypatch: pytest.MonkeyPatch) -> None:
     """It has tests of its own, and looks for engines' libraries."""
-    monkeypatch.setattr(support_parts, "_doctor", lambda pool: [{"check": "python", "state": "ok"}])
+    monkeypatch.setattr(support_parts, "_doctor", lambda pool, config_path: [{"check": "python", "state": "ok"}])
 
 
 def unpacked(path: Path) -> dict[str, bytes]:

@@ -110,8 +110,8 @@ def test_the_whole_life(ready: dict[str, object], tmp_path: Path) -> None:
         status = json.loads(run("pool", "status", *at, "--pool", "r").stdout)
         assert (status["committed_chunk_count"], status["pool_uuid"]) == (1, uuids["r"])
         assert json.loads(run("pool", "status", *at, "--pool", "s").stdout)["committed_chunk_count"] == 0
-        assert key(0).hex() in run("chunk", "ls", "--service", address, "--pool", "r").stdout
-        assert key(0).hex() not in run("chunk", "ls", "--service", address, "--pool", "s").stdout
+        assert key(0).hex() in run("chunk", "list", "--service", address, "--pool", "r").stdout
+        assert key(0).hex() not in run("chunk", "list", "--service", address, "--pool", "s").stdout
         assert run("chunk", "show", key(0).hex(), "--service", address, "--pool", "r").exit_code == 0
         refused = run("pool", "status", *at)
         assert refused.exit_code != 0
@@ -210,7 +210,7 @@ def test_top_and_support_find_the_pool_by_its_directory_or_name(ready: dict[str,
 
 def test_a_name_without_a_service_is_refused(tmp_path: Path) -> None:
     make_pool(tmp_path / "pool")
-    for command in (("pool", "status"), ("chunk", "ls")):
+    for command in (("pool", "status"), ("chunk", "list")):
         result = run(*command, str(tmp_path / "pool"), "--pool", "red")
         assert result.exit_code == 2
         assert "--pool is for --service" in result.output

@@ -126,7 +126,7 @@ def test_two_engines_that_are_not_the_same_are_not_compared(engines: FakeEngines
 
 
 def test_both_engines_get_the_same_options_and_see_every_hit(engines: FakeEngines, model: Path) -> None:
-    verify(model, "--engine-option", "dtype=float32", "--engine-option", "max-num-seqs=4", "--context", "777")
+    verify(model, "--engine-option", "dtype=float32", "--engine-option", "max-num-seqs=4", "--max-model-len", "777")
     first, second = engines.plans
     assert first is second
     expected = {"model": str(model), "dtype": "float32", "max_num_seqs": 4, "max_model_len": 777}

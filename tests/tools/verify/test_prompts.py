@@ -46,7 +46,7 @@ def test_what_does_not_fit_is_left_out_unless_nothing_fits(chunk: int, context: 
     if chunk + 1 + ANSWER_TOKENS > context:
         with pytest.raises(ConfigError, match=f"chunks have {chunk} tokens") as raised:
             prompts(chunk, 1, context)
-        assert f"--context {chunk + 1 + ANSWER_TOKENS}" in raised.value.next_step
+        assert f"--max-model-len {chunk + 1 + ANSWER_TOKENS}" in raised.value.next_step
     else:
         lengths = [len(prompt.token_ids) for prompt in prompts(chunk, 1, context).values()]
         assert chunk < max(lengths) <= context - ANSWER_TOKENS
