@@ -111,7 +111,7 @@ def test_commands_that_are_only_named_have_to_exist() -> None:
     def named(text: str) -> list[str]:
         return [problem(shown, PROGRAMS) for shown in shown_commands(text, PROGRAMS)]
 
-    assert named("see `mfctl service state|drain`, `mfctl pool check`, or `mfctl dpu flash --dry-run`") == ["", "", ""]
-    assert named("see `mfctl service state|drains`") == ["there is no command drains in service"]
+    assert named("see `mfctl service status|drain`, `mfctl pool check`, or `mfctl dpu flash --dry-run`") == ["", "", ""]
+    assert named("see `mfctl service status|drains`") == ["there is no command drains in service"]
     assert named("see `mfctl pool check --fast`") == ["there is no option --fast of check"]
     assert named("```\nnot of the shell: mfctl nothing\n```\n") == []

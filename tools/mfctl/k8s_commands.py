@@ -173,6 +173,6 @@ def _print(manifests: tuple[Manifest, ...], output_format: str) -> None:
 
 
 def _own_version() -> str:
-    from meshfusion.tools.mfctl.daemon import own_version
+    from meshfusion.tools.mfctl.own_version import own_version
 
     return own_version()
