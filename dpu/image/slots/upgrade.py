@@ -373,9 +373,7 @@ class Upgrade:
         return event.state
 
     def _probe(self) -> Generator[Effect, Event, Probed]:
-        event = yield from self._do(Probe())
-        if isinstance(event, Faulted):
-            return Probed(is_ready=False, has_written=False, version="", reason=event.message)
+        event = yield from self._insist(Probe())
         assert isinstance(event, Probed), event
         return event
 
