@@ -10,7 +10,9 @@ from meshfusion.dpu.image.slots.types import Probed
 Worded = tuple[str, str]
 
 GO_ON: Final = "Run the same command again to go on."
-PROBE_STEP: Final = "Look at the log of that service (journalctl -u meshfusion on the card), and at docs/dpu-upgrade.md."
+PROBE_STEP: Final = (
+    "Look at the log of that service (journalctl -u meshfusion on the card), and at docs/dpu-upgrade.md."
+)
 ALREADY_THERE: Final = "was there already"
 WENT_ON: Final = "went on with a trial that an earlier run had begun"
 COMMITTED_AFTER_ALL: Final = "it had been committed before it was to be given back"

@@ -360,7 +360,7 @@ def test_an_unpacking_that_is_killed_leaves_no_slot_that_looks_whole(tmp_path: P
 
     for script, code in _killed_everywhere(tmp_path, prepare, lambda digests: ("unpack", "b", *digests)):
         state = script.status()
-        name = (script.folder / "slots/b/root/usr/name")
+        name = script.folder / "slots/b/root/usr/name"
         if state.slots.get("b") == sha256(b"manifest of three"):
             assert name.read_bytes() == b"three"
         elif state.slots.get("b"):

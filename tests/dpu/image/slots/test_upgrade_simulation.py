@@ -316,9 +316,7 @@ def test_a_planted_commit_at_the_first_ready_is_found(monkeypatch: pytest.Monkey
 
 
 def test_a_planted_blindness_to_versions_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        upgrade_module.words, "not_yet", lambda seen, version: "" if seen.is_ready else seen.reason
-    )
+    monkeypatch.setattr(upgrade_module.words, "not_yet", lambda seen, version: "" if seen.is_ready else seen.reason)
     assert "no good was committed" in _first_violation()
 
 
