@@ -76,6 +76,8 @@ def make_wheel(path: Path, name: str, version: str, files: Mapping[str, bytes], 
     with zipfile.ZipFile(path, "w") as archive:
         for place, content in files.items():
             archive.writestr(zipfile.ZipInfo(place, (2020, 1, 2, 3, 4, 6)), content)
+        tags = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        archive.writestr(zipfile.ZipInfo(f"{name}-{version}.dist-info/WHEEL"), tags)
         metadata = f"Metadata-Version: 2.4\nName: {name}\nVersion: {version}\n"
         metadata += f"License-Expression: {licence}\n" if licence else ""
         archive.writestr(zipfile.ZipInfo(f"{name}-{version}.dist-info/METADATA"), metadata)
