@@ -10,6 +10,7 @@ from meshfusion.dpu.image.bundle import ImageEntry
 from meshfusion.tools.image.base_content import base_entries
 from meshfusion.tools.image.deb_content import deb_entries
 from meshfusion.tools.image.errors import BuildError
+from meshfusion.tools.image.formats_label import formats_label
 from meshfusion.tools.image.host_files import CACHE, MFCTL
 from meshfusion.tools.image.oci_layout import LayoutWriter, new_layout
 from meshfusion.tools.image.plan import REPOSITORY, Plan, Told, tag_of
@@ -98,6 +99,7 @@ def _settings(plan: Plan) -> dict[str, Any]:
             "org.opencontainers.image.version": plan.version,
             "org.opencontainers.image.revision": plan.source.commit,
             "org.opencontainers.image.licenses": "Apache-2.0",
+            **formats_label(plan.source, plan.version),
         },
     }
 
