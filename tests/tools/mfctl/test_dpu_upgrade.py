@@ -28,8 +28,8 @@ Bundles = Callable[..., Path]
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RETRY_S", "PROBE_S"):
-        monkeypatch.setattr(f"meshfusion.dpu.image.slots.upgrade.{name}", 0.1)
+    for name in ("talk.RETRY_S", "filling.RETRY_S", "upgrade.PROBE_S"):
+        monkeypatch.setattr(f"meshfusion.dpu.image.slots.{name}", 0.1)
 
 
 @pytest.fixture
@@ -329,6 +329,11 @@ def test_a_card_that_tells_nobody_whether_it_is_ready(card: Card, bundles: Bundl
     _refused(_upgrade(card, bundles("1"), signer), "telemetry.listen", "is not set")
     card.configure("telemetry: {listen: 'unix:///run/t'}\n")
     _refused(_upgrade(card, bundles("1", "again"), signer), "telemetry.listen", "cannot be reached through ssh")
+    card.configure(f"telemetry: {{listen: '127.0.0.1:{card.port}', probe: false}}\n")
+    _refused(_upgrade(card, bundles("1", "once more"), signer), "telemetry.probe", "is off")
+    for text in ("- a list", "telemetry: 5", "}{", "telemetry: {listen: [5]}"):
+        card.configure(text)
+        _refused(_upgrade(card, bundles("1", f"with {len(text)}"), signer), "telemetry.listen", "is not set")
 
 
 @pytest.mark.nightly

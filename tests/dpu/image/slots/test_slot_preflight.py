@@ -91,6 +91,7 @@ def test_formats_decide_whether_there_is_a_way_back(image: ServiceImage) -> None
 def test_telemetry_is_needed(image: ServiceImage) -> None:
     assert "telemetry.listen: is not set" in _said(_facts(image, telemetry=""), image)
     assert "cannot be reached through ssh" in _said(_facts(image, telemetry="unix:///run/t"), image)
+    assert "telemetry.probe = False: is off" in _said(_facts(image, is_probed=False), image)
 
 
 def test_rollbacks(image: ServiceImage) -> None:
