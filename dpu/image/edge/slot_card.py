@@ -28,10 +28,12 @@ _PROGRAMS: Final = "/usr/lib/meshfusion"
 _SLOTCTL: Final = f"{_PROGRAMS}/slotctl"
 _FILES: Final = (
     ("slot-runner", f"{_PROGRAMS}/slot-runner", "755"),
-    ("slots.conf", "/etc/systemd/system/meshfusion.service.d/slots.conf", "644"),
+    ("slot-pod", f"{_PROGRAMS}/slot-pod", "755"),
     ("slotctl", _SLOTCTL, "755"),
 )
 """Name here, place on a card, and permissions; in the order in which they are put there."""
+_DROP_IN: Final = ("slots.conf", "/etc/systemd/system/meshfusion.service.d/slots.conf", "644")
+_IS_POD: Final = "grep -qs slot-pod /etc/systemd/system/meshfusion.service && echo yes || true"
 _WITHOUT_SLOTS: Final = "uname -m; df -Pk /var/lib | tail -n 1; systemctl show --property=LoadState --value meshfusion"
 _PROBE_S: Final = 10.0
 _PUT_S: Final = 120.0
@@ -96,7 +98,8 @@ class SlotCard:
                 f"the slotctl of {self.shell.where} speaks version {int(found[1])}, this mfctl version {PROTOCOL}",
                 next_step="Use the mfctl that last upgraded this card, or a later one.",
             )
-        for name, path, mode in _FILES:
+        is_pod = self._run(_IS_POD, "meshfusion.service").strip() == b"yes"
+        for name, path, mode in _FILES if is_pod else (*_FILES, _DROP_IN):
             self._run(_replacing(path, mode), name, data=_own(name))
         self._run("systemctl daemon-reload", "systemd")
 
