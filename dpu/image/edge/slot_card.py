@@ -14,7 +14,7 @@ from typing import Final
 import yaml
 
 from meshfusion.dpu.api.address import TcpAddress, parse_address
-from meshfusion.dpu.image.edge.shell import Shell
+from meshfusion.dpu.image.edge.shell import ANSWER_S, Shell
 from meshfusion.dpu.image.errors import CardError, FaultKind
 from meshfusion.dpu.image.slots.card_state import PROTOCOL, CardState, ServiceRuns, parse_status
 from meshfusion.dpu.image.slots.preflight import CardFacts
@@ -170,15 +170,15 @@ class SlotCard:
             return response.read()
         return None
 
-    def _slotctl(self, verb: str, *words: str, data: bytes = b"", timeout_s: float = 30.0) -> bytes:
-        words_text = " ".join(map(shlex.quote, (_SLOTCTL, verb, *words)))
+    def _slotctl(self, verb: str, *words: str, data: bytes = b"", timeout_s: float = ANSWER_S) -> bytes:
+        script = " ".join(map(shlex.quote, (_SLOTCTL, verb, *words)))
+        return self._run(script, f"slotctl {verb}", data, timeout_s)
+
+    def _run(self, script: str, about: str, data: bytes = b"", timeout_s: float = ANSWER_S) -> bytes:
         try:
-            return self.shell.run(words_text, about=f"slotctl {verb}", data=data, timeout_s=timeout_s)
+            return self.shell.run(script, about=about, data=data, timeout_s=timeout_s)
         except CardError as error:
             raise _as_slotctl_says(error, self.shell.where) from None
-
-    def _run(self, script: str, about: str, data: bytes = b"") -> bytes:
-        return self.shell.run(script, about=about, data=data)
 
 
 class _Said:
