@@ -112,6 +112,13 @@ def test_from_nothing_to_one_to_the_next_and_back(upgraded: Card, bundles: Bundl
     assert (status["version"], status["running"], status["committed"]) == ("2", "b", "b")
     assert [slot["version"] for slot in status["slots"]] == ["1", "2"]
 
+    shown = _mfctl("status", "dpu-1")
+    assert shown.exit_code == 0, shown.output
+    fields = dict(line.split(maxsplit=1) for line in shown.stdout.replace("runs from", "runs-from").splitlines())
+    assert (fields["service"], fields["ready"], fields["runs-from"]) == ("running", "yes", "b")
+    assert "slot a" in shown.stdout
+    assert "meshfusion 2, " in shown.stdout
+
     again = _upgrade(card, second, signer)
     assert (again.exit_code, _outcome(again)["notes"]) == (0, ["was there already"])
     assert card.started() == ["1", "2"]
@@ -225,6 +232,8 @@ def test_killed_and_never_run_again_the_card_goes_back_by_itself(
     status = _status(upgraded)
     assert status["version"] == "2"
     assert 0 < status["trial"]["left_s"] <= 10
+    shown = _mfctl("status", "dpu-1")
+    assert (shown.exit_code, "slot b, started, " in shown.stdout) == (1, True), shown.output
     until(lambda: _status(upgraded)["version"] == "1", limit_s=30)
     assert _status(upgraded)["last_trial"].endswith(" its time was over")
     assert upgraded.started() == ["1", "2", "1"]
@@ -280,6 +289,7 @@ def test_the_network_goes_after_the_switch(upgraded: Card, bundles: Bundles, sig
     assert any("it does so by itself within 10 s at most" in note for note in _outcome(result)["notes"]), result.output
     unreached = json.loads(_mfctl("status", "root@dpu-1", "--format", "json").stdout)["cards"][0]
     assert "Connection refused" in unreached["problem"]
+    assert "See why this fails: ssh dpu-1 true." in _mfctl("status", "dpu-1").stdout
     (upgraded.folder / "down").unlink()
     until(lambda: _status(upgraded)["version"] == "1", limit_s=30)
 

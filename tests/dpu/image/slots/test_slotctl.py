@@ -72,6 +72,23 @@ def test_a_trial_is_started_once(script: Script) -> None:
     assert script.run("commit", "t-2").returncode == 3
 
 
+@pytest.mark.parametrize("is_started", [False, True])
+def test_on_a_drive_that_takes_no_more_the_committed_one_starts(script: Script, is_started: bool) -> None:
+    _on_trial(script)
+    if is_started:
+        script.run("pick", check=True)
+    path = script.folder / "slots/state"
+    before = path.read_text()
+    (script.folder / "slots/state.new").mkdir()  # nothing can be written there
+    assert script.run("pick").stdout == b"a\n"
+    assert path.read_text() == before
+    assert script.run("commit", "t-2").returncode != 0
+    for words in (("abort", "t-2", "no"), ("expire", "t-2")):
+        assert b"cannot be written" in script.run(*words).stderr
+        assert script.asked() == ["restart"], "and the deadman is left where it is"
+    assert path.read_text() == before
+
+
 def test_after_another_boot_the_committed_one_starts(script: Script) -> None:
     _on_trial(script)
     script.at(5.0, "boot-1")
@@ -307,7 +324,7 @@ def _beside_its_twin(folder: Path, seed: int, steps: int) -> set[str]:
 
 
 def test_the_script_and_its_twin_live_the_same(tmp_path: Path) -> None:
-    seen = _beside_its_twin(tmp_path / "card", 1, 35)
+    seen = _beside_its_twin(tmp_path / "card", 9, 35)
     assert {"arm", "switch", "pick", "commit", "abort", "expire", "unpack", "commit refused", "arm refused"} <= seen
 
 
