@@ -21,6 +21,9 @@ from meshfusion.tools.mfctl.progress import Progress
 from meshfusion.tools.mfctl.slot_jobs import SlotJob, SlotWishes, opened_slot_jobs, outcome_document, run_slot_job
 from meshfusion.tools.mfctl.slot_targets import SlotTarget
 
+_UNTOUCHED = (Phase.CHECKING, Phase.COPYING, Phase.UNPACKING)
+"""The service runs as before in these."""
+
 
 def upgrade_cards(targets: tuple[SlotTarget, ...], options: dict[str, Any]) -> None:
     """``options``: of ``mfctl dpu upgrade``; without ``bundle`` those of ``rollback``."""
@@ -42,7 +45,7 @@ def upgrade_cards(targets: tuple[SlotTarget, ...], options: dict[str, Any]) -> N
         work: Work[SlotJob, Outcome] = Work(
             lambda job, stop, told: run_slot_job(job, wishes, stop, told),
             is_success=lambda outcome: not outcome.problem,
-            serves_as_before=lambda outcome: outcome.end in (Phase.ROLLED_BACK, Phase.STOPPED),
+            serves_as_before=lambda out: out.end is not Phase.FAILED or out.in_phase in _UNTOUCHED,
         )
         with FlashProgress(is_quiet=output_format != "table") as bars:
             results = roll_out(jobs, work, limits, bars)

@@ -271,7 +271,7 @@ class _Pair:
         self.do("commit", "t-0")
         self.do("unpack", "b", DIGESTS[1], *DIGESTS[2:])
 
-    def random(self, rng: random.Random) -> None:
+    def step(self, rng: random.Random) -> None:
         verb, token, slot, blob = rng.choice(VERBS), rng.choice(("t-1", "t-2")), rng.choice("ab"), rng.choice(BLOBS)
         match verb:
             case "put":
@@ -319,7 +319,7 @@ def _beside_its_twin(folder: Path, seed: int, steps: int) -> set[str]:
     for _ in range(steps):
         pair.later(rng.choice((0.0, 0.0, 1.0, 7.0)), is_booted=rng.random() < 0.03)
         pair.service(rng.choice((ServiceRuns.RUNNING,) * 4 + tuple(ServiceRuns)))
-        pair.random(rng)
+        pair.step(rng)
     return pair.seen
 
 
