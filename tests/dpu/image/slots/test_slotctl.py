@@ -48,6 +48,10 @@ def test_layers_come_one_above_the_other(script: Script) -> None:
     ]  # fmt: skip
     assert (root / "etc/changed").read_bytes() == b"new"
     assert script.run("show", "a", "manifest").stdout == b"manifest of one"
+    used_bytes = script.status().used_bytes["a"]
+    assert 0 < used_bytes < 1 << 20
+    (script.folder / "slots/a/used").unlink()
+    assert abs(script.status().used_bytes["a"] - used_bytes) < 64 << 10, "a slot that is not whole is looked through"
 
 
 def test_a_layer_that_leaves_its_root_is_refused(script: Script) -> None:
