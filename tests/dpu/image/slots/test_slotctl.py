@@ -76,6 +76,15 @@ def test_a_trial_is_started_once(script: Script) -> None:
     assert script.run("commit", "t-2").returncode == 3
 
 
+def test_a_trial_that_is_over_is_not_armed_again_by_who_has_not_heard_of_it(script: Script) -> None:
+    second = _on_trial(script)
+    script.run("pick", check=True)
+    script.run("pick", check=True)
+    again = script.run("arm", "b", "t-2", "100", second)
+    assert (again.returncode, b"the trial is over: t-2 its service stopped" in again.stderr) == (3, True)
+    script.run("arm", "b", "t-3", "100", second, check=True)
+
+
 @pytest.mark.parametrize("is_started", [False, True])
 def test_on_a_drive_that_takes_no_more_the_committed_one_starts(script: Script, is_started: bool) -> None:
     _on_trial(script)

@@ -59,6 +59,7 @@ class Twin:
     current: str = ""
     slots: dict[str, str] = field(default_factory=dict)
     blobs: dict[str, int] = field(default_factory=dict)
+    damaged: set[str] = field(default_factory=set)
 
     def _save(self, decided: Decided) -> None:
         self.durable()
@@ -101,10 +102,12 @@ class Twin:
         if self.blobs.setdefault(part, 0) != offset:
             raise BusyError
         self.blobs[part] += data_bytes
+        if is_damaged:
+            self.damaged.add(part)
         if self.blobs[part] < total:
             return
-        if self.blobs[part] != total or is_damaged:
-            del self.blobs[part]
+        if self.blobs[part] != total or part in self.damaged:
+            self.forget(part)
             raise DamagedError
         self.durable()
         self.blobs[digest] = self.blobs.pop(part)
@@ -112,6 +115,7 @@ class Twin:
     def forget(self, *names: str) -> None:
         for name in names:
             self.blobs.pop(name, None)
+            self.damaged.discard(name)
 
     def unpack(self, slot: str, manifest: str, *others: str) -> None:
         if slot == self.decided.committed:
@@ -139,6 +143,8 @@ class Twin:
                 raise BusyError
             self._end("its time was over")
             d = self.decided
+        if d.last.startswith(f"{token} "):
+            raise RefusedError
         if slot == d.committed or self.slots.get(slot, "") != digest:
             raise RefusedError
         self.runner.arm(seconds, token)

@@ -117,6 +117,7 @@ class World:
         return self._lost() if is_lost else event
 
     def _lost(self) -> Event:
+        self.card.is_over_ssh = False
         self.card.advance(self.card.now_s + LOST_S)
         return Faulted(FaultKind.UNREACHABLE, "the connection ended", "look at it")
 
