@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import uuid
 from collections.abc import Callable
 from functools import partial
@@ -12,11 +13,11 @@ from meshfusion.dpu.export.keeper import ExportKeeper, FencingTarget
 from meshfusion.dpu.export.keys import HostKeys
 from meshfusion.dpu.export.plan import ExportPlan, TargetKind, check_bdevs, nqn_prefix_of
 from meshfusion.dpu.export.spdk.bdevs import drop_bdev, keep_bdev, make_bdev
-from meshfusion.dpu.export.spdk.client import SpdkRpc
 from meshfusion.dpu.export.spdk.rate_limits import RateLimits
+from meshfusion.dpu.export.spdk.rpc import SpdkRpc
 from meshfusion.dpu.pool_dir import PoolLayout
 from meshfusion.dpu.pool_drives import find_drives
-from meshfusion.jbof.errors import ConfigError
+from meshfusion.jbof.errors import ConfigError, UnsupportedError
 
 
 def keeper_of(
@@ -83,12 +84,23 @@ def has_hosts(config: ExportsConfig, pool_uuid: uuid.UUID, exported_as: str, lay
 def check_target(target: str) -> None:
     """Could :func:`keeper_of` find its target here? ``target`` as configured. Asked before a pool is made for it.
 
-    Raises :class:`~meshfusion.dpu.export.errors.TargetUnreachableError`.
+    Raises :class:`~meshfusion.dpu.export.errors.TargetUnreachableError`, and
+    :class:`~meshfusion.jbof.errors.UnsupportedError` where this installation cannot talk to an SPDK.
     """
     if target == "nvmet":
         from meshfusion.dpu.export.nvmet.configfs import KernelConfigFs
 
         KernelConfigFs()
+    else:
+        _check_spdk_package()
+
+
+def _check_spdk_package() -> None:
+    if importlib.util.find_spec("spdk") is None:
+        raise UnsupportedError(
+            "exports.target: spdk needs the Python package spdk, which is not installed",
+            next_step="pip install 'meshfusion[dpu]', or use target: nvmet",
+        )
 
 
 def _nvmet(desired: Export) -> FencingTarget:
@@ -106,6 +118,7 @@ def _spdk(
     drop: Callable[[SpdkRpc, str], None],
 ) -> FencingTarget:
     """``make``, ``drop``: see :class:`~meshfusion.dpu.export.spdk.target.SpdkSettings`."""
+    _check_spdk_package()
     from meshfusion.dpu.export.spdk.client import SpdkClient
     from meshfusion.dpu.export.spdk.sizing import Machine, size
     from meshfusion.dpu.export.spdk.target import SpdkSettings, SpdkTarget

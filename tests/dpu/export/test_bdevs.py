@@ -16,7 +16,7 @@ from meshfusion.dpu.export.errors import ExportError, StepRefusedError
 from meshfusion.dpu.export.fence import Confirmed, NotYet
 from meshfusion.dpu.export.layout import Tenant
 from meshfusion.dpu.export.spdk.bdevs import drop_bdev, keep_bdev, make_bdev
-from meshfusion.dpu.export.spdk.client import SpdkRpc
+from meshfusion.dpu.export.spdk.rpc import SpdkRpc
 from meshfusion.dpu.export.spdk.sizing import MIB, Machine, size
 from meshfusion.dpu.export.spdk.start import Timeouts
 from meshfusion.dpu.export.spdk.target import SpdkSettings, SpdkTarget

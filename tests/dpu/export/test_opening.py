@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import uuid
 from pathlib import Path
 from typing import Any
@@ -9,8 +11,9 @@ from typing import Any
 import pytest
 
 from meshfusion.dpu.config_exports import SpdkConfig
+from meshfusion.dpu.export.opening import check_target
 from meshfusion.dpu.export.plan import ExportPlan, TargetKind, check_bdevs, nqn_prefix_of
-from meshfusion.jbof.errors import ConfigError, FieldValueError
+from meshfusion.jbof.errors import ConfigError, FieldValueError, UnsupportedError
 
 POOL = uuid.UUID(int=7)
 
@@ -63,3 +66,31 @@ def test_a_drive_without_a_bdev_is_refused(options: dict[str, Any]) -> None:
 def test_bdevs_that_cannot_be(options: dict[str, Any], message: str) -> None:
     with pytest.raises((FieldValueError, ValueError), match=message):
         spdk(**options)
+
+
+WITHOUT_SPDK = """
+import importlib.abc, sys
+
+class Missing(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name.partition(".")[0] == "spdk":
+            raise ModuleNotFoundError(name)
+
+sys.meta_path.insert(0, Missing())
+"""
+
+
+def test_a_service_without_the_package_of_spdk_starts() -> None:
+    """It is in an extra of its own: exports over the kernel, or none, need nothing of it."""
+    code = (
+        WITHOUT_SPDK
+        + "import meshfusion.dpu.export.nvmet.target, meshfusion.tools.mfctl.daemon as daemon\nprint(daemon)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "meshfusion.tools.mfctl.daemon" in done.stdout, done.stderr
+
+
+def test_without_the_package_of_spdk_its_target_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UnsupportedError, match="needs the Python package spdk"):
+        check_target("spdk")

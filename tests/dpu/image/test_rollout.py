@@ -83,3 +83,13 @@ def test_what_was_done_before_needs_no_canary() -> None:
     assert rollout.begin_next() == ("b",)
     rollout.ended("b", is_done=True)
     assert rollout.begin_next() == ("c",)
+
+
+def test_one_that_serves_as_before_is_not_out_of_service() -> None:
+    rollout = Rollout(["a", "b", "c"], RolloutLimits(canaries=0, max_unavailable=1, max_failures=2))
+    assert rollout.begin_next() == ("a",)
+    rollout.ended("a", is_done=False, serves_as_before=True)
+    assert rollout.begin_next() == ("b",), "a failed, and serves"
+    rollout.ended("b", is_done=False)
+    assert rollout.states["c"] is State.HELD_BACK
+    assert "1 failed and are out of service" in rollout.why_stopped
