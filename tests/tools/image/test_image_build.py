@@ -225,7 +225,7 @@ REFUSED: list[tuple[list[str], tuple[str, str], str]] = [
     (["--device", "mmcblk0"], ("", ""), "is no path below /dev"),
     (["--bfb-sha256", "abc"], ("", ""), "is no SHA-256"),
     ([], ("telemetry: {listen: 127.0.0.1:9477}", ""), "telemetry.listen: is no TCP address"),
-    ([], ("127.0.0.1:9477}", "127.0.0.1:9477, probe: false}"), "telemetry.probe = false: is off"),
+    ([], ("127.0.0.1:9477}", "127.0.0.1:9477, probe: false}"), "telemetry.probe = False: is off"),
     ([], ("/var/lib/meshfusion/pool", "/usr/pool"), "pool.path: lies in /usr"),
     ([], ("/var/lib/meshfusion/pool", "/tmp/mine/pool"), "pool.path: lies in /tmp/mine"),
     ([], ("listen: unix", "lissten: unix"), "lissten: unknown key"),
