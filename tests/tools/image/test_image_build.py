@@ -11,6 +11,7 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
+import kubernetes_validate
 import pytest
 import yaml
 from click.testing import CliRunner, Result
@@ -20,6 +21,7 @@ from meshfusion.dpu.image.bundle import read_bundle
 from meshfusion.tools.mfctl.main import mfctl
 from tests.tools.image.small import DAY_S, World, commit, git, make_world
 
+RELEASE = "1.30"  # of Kubernetes
 SITE = "usr/local/lib/python3.11/dist-packages"
 
 
@@ -193,6 +195,7 @@ def test_a_card_is_prepared_with_keys_and_a_password(world: World, tmp_path: Pat
 
 def test_the_pod_runs_the_image_of_the_bundle_and_asks_where_the_service_answers(bundle: Path) -> None:
     pod = yaml.safe_load((bundle / "pod.yaml").read_text())
+    kubernetes_validate.validate(pod, RELEASE, strict=True)
     (container,) = pod["spec"]["containers"]
     assert container["image"] == read_bundle(bundle, None).manifest.images[0].reference
     assert container["imagePullPolicy"] == "Never"
