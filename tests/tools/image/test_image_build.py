@@ -155,6 +155,7 @@ def test_bf_cfg_passes_the_checks_of_a_flash_and_prepares_the_new_system(bundle:
     assert (root / f"{unit}.d/slots.conf").read_bytes() == (bundle / "slot/slots.conf").read_bytes()
     assert os.access(root / "usr/lib/meshfusion/slotctl", os.X_OK)
     assert "nvmet" in (root / "etc/modules-load.d/meshfusion.conf").read_text().split()
+    assert (root / "etc/meshfusion/pod.yaml").read_bytes() == (bundle / "pod.yaml").read_bytes()
     assert not (root / "root").exists(), "no key was named"
 
 

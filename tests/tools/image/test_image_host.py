@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from meshfusion.tools.image.host_files import SERVICE_UNIT, SPDK_UNIT, host_files
+from meshfusion.tools.image.host_files import SERVICE_UNIT, SPDK_ROOT, SPDK_UNIT, host_files
 from meshfusion.tools.image.service_needs import ServiceNeeds, service_needs
 from tests.tools.image.small import CONFIG, SPDK_CONFIG
 
@@ -60,6 +60,24 @@ def test_systemd_makes_the_directories(tmp_path: Path) -> None:
     subprocess.run(argv, check=True, capture_output=True, timeout=60)
     for folder in ("etc/meshfusion", "var/lib/meshfusion", "var/cache/meshfusion", "srv/chunks", "run/mf"):
         assert (root / folder).stat().st_mode & 0o777 == 0o750, folder
+
+
+def test_spdk_starts_from_the_slot_that_is_current_then(tmp_path: Path) -> None:
+    """In a mount namespace of the test's own."""
+    if os.geteuid() != 0:
+        pytest.skip("needs hardware: root, who may mount")
+    root = written(tmp_path / "root", host_files(needs(tmp_path, SPDK_CONFIG), "/usr/bin/nvmf_tgt"))
+    slots = tmp_path / "slots"
+    for name in ("a", "b"):
+        written(slots / name / "root", {"name": name})
+    script = (
+        'ln -sfn a "$1/current"; sh "$2"; cat "$1/spdk/name"; ln -sfn b "$1/current"; cat "$1/spdk/name"; sh "$2"; '
+        'cat "$1/spdk/name"'
+    )
+    argv = ["unshare", "--mount", "sh", "-euc", script, "sh", str(slots), str(root / SPDK_ROOT)]
+    environment = {**os.environ, "MESHFUSION_SLOTS": str(slots), "MESHFUSION_ENTER": ""}
+    done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout, done.stderr) == ("aab", "")
 
 
 def test_what_lies_elsewhere_is_bound_into_the_image(tmp_path: Path) -> None:
