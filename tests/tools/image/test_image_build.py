@@ -123,11 +123,13 @@ def test_another_commit_changes_the_last_layer_only(world: World, bundle: Path, 
     commit(world.repository, "Second")
     try:
         assert build(world, tmp_path / "new").exit_code == 0
+        assert build(world, tmp_path / "old", "--commit", before).exit_code == 0
     finally:
         git(world.repository, "reset", "--quiet", "--hard", before)
     digests = [[Path(str(layer.name)).name for layer in layers(folder)] for folder in (bundle, tmp_path / "new")]
     assert digests[0][:2] == digests[1][:2]
     assert digests[0][2] != digests[1][2]
+    assert everything(tmp_path / "old") == everything(bundle), "the former commit is built as before"
 
 
 def test_what_is_in_no_commit_is_not_built_and_told(world: World, bundle: Path, tmp_path: Path) -> None:
