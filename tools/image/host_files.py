@@ -17,6 +17,12 @@ SPDK_ROOT: Final = "usr/lib/meshfusion/spdk-root"
 MFCTL: Final = "/usr/local/bin/mfctl"
 CACHE: Final = "/var/cache/meshfusion"
 HUGE_PAGE_BYTES: Final = 2 << 20
+# Its name puts it behind that of the slots: before a slot is picked for the first time there is no target to start.
+_SPDK_STARTED: Final = """\
+# The service waits for SPDK's target, and finds it when it is there.
+[Service]
+ExecStartPre=-+/usr/bin/systemctl --no-block start meshfusion-spdk.service
+"""
 _ALWAYS_BOUND: Final = ("/etc/meshfusion", "/run/meshfusion", "/var/cache/meshfusion", "/var/lib/meshfusion")
 
 
@@ -37,6 +43,7 @@ def host_files(needs: ServiceNeeds, spdk_program: str | None) -> dict[str, str]:
     )
     if spdk_program is not None:
         found[SPDK_UNIT] = _spdk_unit(needs.spdk, spdk_program)
+        found[f"{SERVICE_UNIT}.d/spdk.conf"] = _SPDK_STARTED
         found[SPDK_ROOT] = files("meshfusion.tools").joinpath("data/image/spdk-root").read_text()
     return found
 
@@ -92,7 +99,6 @@ def _spdk_unit(spdk: SpdkConfig, program: str) -> str:
     return f"""\
 [Unit]
 Description=SPDK NVMe-oF target for MeshFusion
-Before=meshfusion.service
 After=network-online.target systemd-sysctl.service
 ConditionPathExists={SLOTS}/current/root{program}
 

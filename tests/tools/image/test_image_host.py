@@ -44,6 +44,9 @@ def complaints(unit: Path) -> list[str]:
 @pytest.mark.parametrize("text", [CONFIG, ELSEWHERE, SPDK_CONFIG], ids=["nvmet", "elsewhere", "spdk"])
 def test_systemd_takes_the_units(tmp_path: Path, text: str) -> None:
     root = written(tmp_path / "root", host_files(needs(tmp_path, text), "/usr/bin/nvmf_tgt"))
+    if text == SPDK_CONFIG:
+        drop_ins = sorted([*(path.name for path in (root / f"{SERVICE_UNIT}.d").iterdir()), "slots.conf"])
+        assert drop_ins[-1] == "spdk.conf", "a slot is picked before the target is started from it"
     for unit in (SERVICE_UNIT, *([SPDK_UNIT] if text == SPDK_CONFIG else [])):
         assert complaints(root / unit) == []
     drop_in = root / f"{SERVICE_UNIT}.d/image.conf"
