@@ -52,6 +52,9 @@ def build_bundle(plan: Plan, folder: Path, told: Told = lambda *_: None) -> Mani
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
+        path.chmod(permissions(text))
+    if plan.card is not None and plan.card.settings.password_hash:
+        (folder / _BF_CFG).chmod(0o600)
     manifest = _manifest(plan, folder, images)
     (folder / MANIFEST).write_bytes(canonical_json(manifest.model_dump(exclude_none=True)))
     return manifest

@@ -156,6 +156,7 @@ def test_bf_cfg_passes_the_checks_of_a_flash_and_prepares_the_new_system(bundle:
     assert os.readlink(wanted) == f"/{unit}"
     assert (root / f"{unit}.d/slots.conf").read_bytes() == (bundle / "slot/slots.conf").read_bytes()
     assert os.access(root / "usr/lib/meshfusion/slotctl", os.X_OK)
+    assert os.access(bundle / "slot/slotctl", os.X_OK), "as it is put onto a server by hand"
     assert "nvmet" in (root / "etc/modules-load.d/meshfusion.conf").read_text().split()
     assert (root / "etc/meshfusion/pod.yaml").read_bytes() == (bundle / "pod.yaml").read_bytes()
     assert not (root / "root").exists(), "no key was named"
@@ -190,6 +191,7 @@ def test_a_card_is_prepared_with_keys_and_a_password(world: World, tmp_path: Pat
     assert result.exit_code == 0, result.output
     found = assignments((tmp_path / "b" / "bf.cfg").read_text())
     assert (found["ubuntu_PASSWORD"], found["device"]) == ("$6$salt$abcDEF./123", f"$(readlink -f {device})")
+    assert (tmp_path / "b" / "bf.cfg").stat().st_mode & 0o777 == 0o600, "hashes can be guessed at"
     root = installed(tmp_path / "b" / "bf.cfg", tmp_path / "root")
     keys = root / "root/.ssh/authorized_keys"
     assert keys.read_text() == key.read_text()
