@@ -11,7 +11,7 @@ from meshfusion.dpu.image.bundle import CARD_ARCHITECTURE, MANIFEST, BfCfgEntry,
 from meshfusion.dpu.image.bundle_check import LAYOUT
 from meshfusion.tools.image.bf_cfg_text import bf_cfg_text
 from meshfusion.tools.image.deb_content import deb_control
-from meshfusion.tools.image.host_files import host_files
+from meshfusion.tools.image.host_files import host_files, permissions
 from meshfusion.tools.image.images import spdk_reference, write_images
 from meshfusion.tools.image.oci_layout import canonical_json
 from meshfusion.tools.image.plan import NAME, Plan, Told
@@ -22,8 +22,7 @@ from meshfusion.tools.image.static_pod import static_pod
 from meshfusion.tools.image.wheel_content import wheel_metadata
 
 SLOT_FILES: Final = "dpu/image/slots/data/"
-"""Of the commit: what a card needs to change slots. Drop-ins of the service's unit end in ``.conf``, all others are
-programs."""
+"""Of the commit: what a card needs to change slots. Drop-ins of the service's unit end in ``.conf``."""
 _BF_CFG: Final = "bf.cfg"
 
 Placed = dict[str, tuple[str, int]]
@@ -34,7 +33,7 @@ def build_bundle(plan: Plan, folder: Path, told: Told = lambda *_: None) -> Mani
     """Into ``folder``, which is empty. Raises BuildError, ConfigProblemsError and OSError."""
     assert (plan.card is not None) == (plan.architecture.machine == CARD_ARCHITECTURE), "cards are of one architecture"
     spdk_program = plan.spdk.program if isinstance(plan.spdk, SpdkPackages) else None
-    units = {path: (text, 0o644) for path, text in host_files(plan.needs, spdk_program).items()}
+    units = {path: (text, permissions(text)) for path, text in host_files(plan.needs, spdk_program).items()}
     slots = _slot_files(plan)
     texts = {
         "service.yaml": plan.needs.text,
@@ -45,6 +44,7 @@ def build_bundle(plan: Plan, folder: Path, told: Told = lambda *_: None) -> Mani
     if plan.card is not None:
         placed = units | {place: (text, mode) for place, text, mode in slots.values()}
         placed[str(CONFIG_FILE).lstrip("/")] = (plan.needs.text, 0o600)
+        placed["etc/meshfusion/pod.yaml"] = (texts["pod.yaml"], 0o644)  # for cards whose kubelet is to run it
         texts[_BF_CFG] = bf_cfg_text(plan.title, plan.card.settings, placed)
     images = write_images(plan, folder / LAYOUT, told)
     texts["sbom.json"] = canonical_json(_bill(plan)).decode()
@@ -52,6 +52,9 @@ def build_bundle(plan: Plan, folder: Path, told: Told = lambda *_: None) -> Mani
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
+        path.chmod(permissions(text))
+    if plan.card is not None and plan.card.settings.password_hash:
+        (folder / _BF_CFG).chmod(0o600)
     manifest = _manifest(plan, folder, images)
     (folder / MANIFEST).write_bytes(canonical_json(manifest.model_dump(exclude_none=True)))
     return manifest
@@ -64,9 +67,9 @@ def _slot_files(plan: Plan) -> dict[str, tuple[str, str, int]]:
         name = path.removeprefix(SLOT_FILES)
         if name == path or name.endswith(".py"):
             continue
-        is_drop_in = name.endswith(".conf")
-        parent = "etc/systemd/system/meshfusion.service.d" if is_drop_in else "usr/lib/meshfusion"
-        found[name] = (f"{parent}/{name}", entry.data.decode(), 0o644 if is_drop_in else 0o755)
+        parent = "etc/systemd/system/meshfusion.service.d" if name.endswith(".conf") else "usr/lib/meshfusion"
+        text = entry.data.decode()
+        found[name] = (f"{parent}/{name}", text, permissions(text))
     return found
 
 

@@ -10,12 +10,19 @@ from meshfusion.dpu.config_exports import SpdkConfig
 from meshfusion.tools.image.service_needs import CONFIG_FILE, ServiceNeeds
 from meshfusion.tools.mfctl.unit_file import UnitFacts, unit_text
 
-SLOT_ROOT: Final = "/var/lib/meshfusion/slots/current/root"
+SLOTS: Final = "/var/lib/meshfusion/slots"
 SERVICE_UNIT: Final = "etc/systemd/system/meshfusion.service"
 SPDK_UNIT: Final = "etc/systemd/system/meshfusion-spdk.service"
+SPDK_ROOT: Final = "usr/lib/meshfusion/spdk-root"
 MFCTL: Final = "/usr/local/bin/mfctl"
 CACHE: Final = "/var/cache/meshfusion"
 HUGE_PAGE_BYTES: Final = 2 << 20
+# Its name puts it behind that of the slots: before a slot is picked for the first time there is no target to start.
+_SPDK_STARTED: Final = """\
+# The service waits for SPDK's target, and finds it when it is there.
+[Service]
+ExecStartPre=-+/usr/bin/systemctl --no-block start meshfusion-spdk.service
+"""
 _ALWAYS_BOUND: Final = ("/etc/meshfusion", "/run/meshfusion", "/var/cache/meshfusion", "/var/lib/meshfusion")
 
 
@@ -36,7 +43,14 @@ def host_files(needs: ServiceNeeds, spdk_program: str | None) -> dict[str, str]:
     )
     if spdk_program is not None:
         found[SPDK_UNIT] = _spdk_unit(needs.spdk, spdk_program)
+        found[f"{SERVICE_UNIT}.d/spdk.conf"] = _SPDK_STARTED
+        found[SPDK_ROOT] = files("meshfusion.tools").joinpath("data/image/spdk-root").read_text()
     return found
+
+
+def permissions(text: str) -> int:
+    """Of a file of the machine: programs are scripts."""
+    return 0o755 if text.startswith("#!") else 0o644
 
 
 def _facts(needs: ServiceNeeds) -> UnitFacts:
@@ -85,12 +99,15 @@ def _spdk_unit(spdk: SpdkConfig, program: str) -> str:
     return f"""\
 [Unit]
 Description=SPDK NVMe-oF target for MeshFusion
-Before=meshfusion.service
 After=network-online.target systemd-sysctl.service
-ConditionPathExists={SLOT_ROOT}{program}
+ConditionPathExists={SLOTS}/current/root{program}
 
 [Service]
-RootDirectory={SLOT_ROOT}
+ExecStartPre=+/{SPDK_ROOT}
+# Before the first start there is none.
+WorkingDirectory=-/
+RootDirectory={SLOTS}/spdk
+RootDirectoryStartOnly=yes
 MountAPIVFS=yes
 BindPaths=/dev /dev/hugepages {spdk.socket.parent}
 BindReadOnlyPaths=-/etc/resolv.conf -/etc/hosts -/lib/modules

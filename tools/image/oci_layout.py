@@ -53,7 +53,7 @@ class LayoutWriter:
         with part.open("wb") as file:
             packed = _Hashed(file)
             # Neither a name nor a time: both would differ from build to build.
-            with gzip.GzipFile("", "wb", _LEVEL, packed, mtime=0) as compressed:  # type: ignore[arg-type]
+            with gzip.GzipFile("", "wb", _LEVEL, packed, mtime=0) as compressed:
                 plain = _Hashed(compressed)  # type: ignore[arg-type]
                 write_tar(tree, plain, moved)  # type: ignore[arg-type]
         digest = packed.sha256.hexdigest()

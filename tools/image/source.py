@@ -51,7 +51,9 @@ def read_source(root: Path, revision: str) -> Source:
         commit = _git(root, "rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}").decode().strip()
         time_s = int(_git(root, "show", "-s", "--format=%ct", commit))
         archive = _git(root, "archive", "--format=tar", commit, "--", *UNITS, "pyproject.toml", "LICENSE")
-    except CommandFailedError:
+    except CommandFailedError as error:
+        if error.said.strip():
+            raise  # no repository, or one that git does not trust, in its own words
         raise BuildError(
             f"{root}: there is no commit {revision} of MeshFusion there",
             next_step="Build from a checkout of the repository (--source FOLDER) and a commit of it (--commit).",

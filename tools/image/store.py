@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import tempfile
@@ -46,18 +47,22 @@ class PackageStore:
     def _kept(self, packages: Sequence[LockedPackage], fetch: Fetch) -> list[tuple[LockedPackage, Path]]:
         files = self.folder / "files"
         files.mkdir(parents=True, exist_ok=True)
-        missing = [package for package in packages if not _is_whole(files / package.sha256, package.sha256)]
-        if missing:
-            with tempfile.TemporaryDirectory(prefix="fetching-", dir=self.folder) as work:
-                found = fetch(missing, Path(work))
-                for package in missing:
-                    if package.sha256 not in found:
-                        raise GoneError(
-                            f"{package.name} {package.version} as it is fetched has another digest than in the lock",
-                            next_step=REMAKE.format(architecture=self.architecture.debian),
-                        )
-                    os.replace(found[package.sha256], files / package.sha256)
+        with (self.folder / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # of builds at the same time, one fetches and the others wait
+            missing = [package for package in packages if not _is_whole(files / package.sha256, package.sha256)]
+            if missing:
+                with tempfile.TemporaryDirectory(prefix="fetching-", dir=self.folder) as work:
+                    self._keep(missing, fetch(missing, Path(work)), files)
         return [(package, files / package.sha256) for package in packages]
+
+    def _keep(self, missing: Sequence[LockedPackage], found: Mapping[str, Path], files: Path) -> None:
+        for package in missing:
+            if package.sha256 not in found:
+                raise GoneError(
+                    f"{package.name} {package.version} as it is fetched has another digest than in the lock",
+                    next_step=REMAKE.format(architecture=self.architecture.debian),
+                )
+            os.replace(found[package.sha256], files / package.sha256)
 
 
 def _is_whole(path: Path, sha256: str) -> bool:

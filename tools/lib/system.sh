@@ -120,15 +120,29 @@ want_browser() {
     install_packages chromium-headless-shell
 }
 
-# want_checkers: those of other projects that tests let look at what we write for them, what makes headers of encrypted
-# drives, and the library with which the fake rshim is a file system. Without one its test is skipped with that reason, or
-# fails, and in CI the run fails.
+# want_emulator: for the nightly tests of images for another processor; as want_browser.
+want_emulator() {
+    command -v qemu-aarch64 >/dev/null && return 0
+    command -v qemu-aarch64-static >/dev/null && return 0
+    command -v apt-get >/dev/null || return 0
+    if [ "$(id -u)" != 0 ]; then
+        say "no emulator; for the tests of images: sudo apt-get install -y --no-install-recommends qemu-user"
+        return 0
+    fi
+    install_packages qemu-user
+}
+
+# want_checkers: those of other projects that tests let look at what we write for them, such as container images, what
+# makes headers of encrypted drives, and the library with which the fake rshim is a file system. Without one its test is
+# skipped with that reason, or fails, and in CI the run fails.
 want_checkers() {
     local missing=""
     command -v logrotate >/dev/null || [ -x /usr/sbin/logrotate ] || missing="logrotate"
     command -v systemd-analyze >/dev/null || missing="$missing systemd"
     command -v cryptsetup >/dev/null || [ -x /usr/sbin/cryptsetup ] || missing="$missing cryptsetup-bin"
     has_library libfuse3.so || missing="$missing fuse3"
+    command -v skopeo >/dev/null || missing="$missing skopeo"
+    command -v umoci >/dev/null || missing="$missing umoci"
     [ -n "$missing" ] || return 0
     command -v apt-get >/dev/null && [ "$(id -u)" = 0 ] || return 0
     install_packages "$(echo "$missing" | xargs)"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,9 +37,26 @@ def build_image(output: Path, options: dict[str, Any], output_format: str) -> No
         plan = _plan(root, options)
         if is_changed(root):
             click.echo(f"note: {root} has changes that are in no commit; they are not built", err=True)
-        with Progress("Building the bundle") as progress:
-            build_bundle(plan, folder, lambda what, done, total: progress.update(done, total or 1))
+        with ExitStack() as stack:
+            build_bundle(plan, folder, _Bars(stack).told)
     show_bundle(output, output_format)
+
+
+class _Bars:
+    """One for each thing that is done, the former gone."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack = stack
+        self._what = ""
+        self._bar = Progress("")
+
+    def told(self, what: str, done_bytes: int, total_bytes: int) -> None:
+        if what != self._what:
+            self._stack.close()
+            self._what = what
+            self._bar = self._stack.enter_context(Progress(f"{what[:1].upper()}{what[1:]}"))
+        if total_bytes:
+            self._bar.update(done_bytes, total_bytes)
 
 
 def _check_options(options: dict[str, Any]) -> None:

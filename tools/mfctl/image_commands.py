@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 
@@ -110,7 +110,7 @@ def build(output: Path, output_format: str, **options: Any) -> None:
 @click.option("--output", type=_PATH, metavar="FILE", show_default="the checkout's", help="Where to write it.")
 @_source_options
 @format_option
-def lock(arch: str, output: Path | None, output_format: str, **options: Any) -> None:
+def lock(arch: Literal["arm64", "amd64"], output: Path | None, output_format: str, **options: Any) -> None:
     """Choose the packages of images anew: the newest of the distribution, and wheels as pyproject.toml allows.
 
     Packages are resolved by apt and pip of this machine, from where they are set up to look. To be committed.

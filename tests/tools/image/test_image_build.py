@@ -11,6 +11,7 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
+import kubernetes_validate
 import pytest
 import yaml
 from click.testing import CliRunner, Result
@@ -20,6 +21,7 @@ from meshfusion.dpu.image.bundle import read_bundle
 from meshfusion.tools.mfctl.main import mfctl
 from tests.tools.image.small import DAY_S, World, commit, git, make_world
 
+RELEASE = "1.30"  # of Kubernetes
 SITE = "usr/local/lib/python3.11/dist-packages"
 
 
@@ -121,11 +123,13 @@ def test_another_commit_changes_the_last_layer_only(world: World, bundle: Path, 
     commit(world.repository, "Second")
     try:
         assert build(world, tmp_path / "new").exit_code == 0
+        assert build(world, tmp_path / "old", "--commit", before).exit_code == 0
     finally:
         git(world.repository, "reset", "--quiet", "--hard", before)
     digests = [[Path(str(layer.name)).name for layer in layers(folder)] for folder in (bundle, tmp_path / "new")]
     assert digests[0][:2] == digests[1][:2]
     assert digests[0][2] != digests[1][2]
+    assert everything(tmp_path / "old") == everything(bundle), "the former commit is built as before"
 
 
 def test_what_is_in_no_commit_is_not_built_and_told(world: World, bundle: Path, tmp_path: Path) -> None:
@@ -152,7 +156,9 @@ def test_bf_cfg_passes_the_checks_of_a_flash_and_prepares_the_new_system(bundle:
     assert os.readlink(wanted) == f"/{unit}"
     assert (root / f"{unit}.d/slots.conf").read_bytes() == (bundle / "slot/slots.conf").read_bytes()
     assert os.access(root / "usr/lib/meshfusion/slotctl", os.X_OK)
+    assert os.access(bundle / "slot/slotctl", os.X_OK), "as it is put onto a server by hand"
     assert "nvmet" in (root / "etc/modules-load.d/meshfusion.conf").read_text().split()
+    assert (root / "etc/meshfusion/pod.yaml").read_bytes() == (bundle / "pod.yaml").read_bytes()
     assert not (root / "root").exists(), "no key was named"
 
 
@@ -185,6 +191,7 @@ def test_a_card_is_prepared_with_keys_and_a_password(world: World, tmp_path: Pat
     assert result.exit_code == 0, result.output
     found = assignments((tmp_path / "b" / "bf.cfg").read_text())
     assert (found["ubuntu_PASSWORD"], found["device"]) == ("$6$salt$abcDEF./123", f"$(readlink -f {device})")
+    assert (tmp_path / "b" / "bf.cfg").stat().st_mode & 0o777 == 0o600, "hashes can be guessed at"
     root = installed(tmp_path / "b" / "bf.cfg", tmp_path / "root")
     keys = root / "root/.ssh/authorized_keys"
     assert keys.read_text() == key.read_text()
@@ -193,6 +200,7 @@ def test_a_card_is_prepared_with_keys_and_a_password(world: World, tmp_path: Pat
 
 def test_the_pod_runs_the_image_of_the_bundle_and_asks_where_the_service_answers(bundle: Path) -> None:
     pod = yaml.safe_load((bundle / "pod.yaml").read_text())
+    kubernetes_validate.validate(pod, RELEASE, strict=True)
     (container,) = pod["spec"]["containers"]
     assert container["image"] == read_bundle(bundle, None).manifest.images[0].reference
     assert container["imagePullPolicy"] == "Never"
@@ -225,7 +233,7 @@ REFUSED: list[tuple[list[str], tuple[str, str], str]] = [
     (["--device", "mmcblk0"], ("", ""), "is no path below /dev"),
     (["--bfb-sha256", "abc"], ("", ""), "is no SHA-256"),
     ([], ("telemetry: {listen: 127.0.0.1:9477}", ""), "telemetry.listen: is no TCP address"),
-    ([], ("127.0.0.1:9477}", "127.0.0.1:9477, probe: false}"), "telemetry.probe = false: is off"),
+    ([], ("127.0.0.1:9477}", "127.0.0.1:9477, probe: false}"), "telemetry.probe = False: is off"),
     ([], ("/var/lib/meshfusion/pool", "/usr/pool"), "pool.path: lies in /usr"),
     ([], ("/var/lib/meshfusion/pool", "/tmp/mine/pool"), "pool.path: lies in /tmp/mine"),
     ([], ("listen: unix", "lissten: unix"), "lissten: unknown key"),

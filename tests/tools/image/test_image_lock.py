@@ -204,6 +204,18 @@ def test_sources_of_another_system_are_not_taken(work: Work, sources: Sources, o
     assert not work.lock.exists()
 
 
+def test_a_newer_package_of_others_is_not_taken(work: Work, sources: Sources, tmp_path: Path) -> None:
+    """Machines have sources of others beside the distribution's."""
+    others = sources.copied(tmp_path / "others")
+    others.add_deb("python3.11", version="9.9-1")
+    others.publish(origin="Others")
+    sources.list.write_text(sources.list.read_text() + others.list.read_text())
+    result = work.make_lock()
+    assert result.exit_code == 0, result.output
+    found = {deb.name: deb.version for deb in read_lock(work.lock.read_text(), "lock").debs}
+    assert found["python3.11"] == "1.0-1"
+
+
 def test_sources_that_nobody_signed_are_not_taken(work: Work, sources: Sources) -> None:
     sources.list.write_text(sources.list.read_text().replace("[trusted=yes] ", ""))
     result = work.make_lock()

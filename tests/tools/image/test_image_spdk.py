@@ -9,6 +9,7 @@ import os
 import tarfile
 from pathlib import Path
 
+import kubernetes_validate
 import pytest
 import yaml
 from click.testing import CliRunner, Result
@@ -68,7 +69,9 @@ def test_a_package_becomes_a_layer_of_the_image(world: World, tmp_path: Path) ->
     assert manifest.spdk.sha256 == hashlib.sha256(deb.read_bytes()).hexdigest()
     assert (manifest.spdk.kind, manifest.spdk.version, manifest.spdk.program) == ("deb", "26.09-1", f"/{PROGRAM}")
     (image,) = manifest.images
-    containers = yaml.safe_load((tmp_path / "bundle" / "pod.yaml").read_text())["spec"]["containers"]
+    pod = yaml.safe_load((tmp_path / "bundle" / "pod.yaml").read_text())
+    kubernetes_validate.validate(pod, "1.30", strict=True)
+    containers = pod["spec"]["containers"]
     assert [container["image"] for container in containers] == [image.reference] * 2
     command = [f"/{PROGRAM}", "--wait-for-rpc", "-r", "/run/spdk/spdk.sock", "-s", "8192", "-m", "0x3"]
     assert containers[0]["command"] == command

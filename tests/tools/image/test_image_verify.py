@@ -20,8 +20,13 @@ from packageurl import PackageURL
 
 from meshfusion.dpu.image.bundle import SignatureState, read_bundle
 from meshfusion.dpu.image.bundle_check import content_problems
+from meshfusion.dpu.image.errors import FlashRefusedError
+from meshfusion.dpu.image.host_network import Isolation
+from meshfusion.dpu.image.preflight import CardFacts, Consents, card_problems
 from meshfusion.tools.image.oci_layout import canonical_json
+from meshfusion.tools.mfctl.flash_cards import read_image
 from meshfusion.tools.mfctl.main import mfctl
+from tests.dpu.image.fake_card import tiny_bfb
 from tests.tools.image.small import make_world
 
 PACKAGES = {("deb", "libtwo", "1.0-1"), ("deb", "python3.11", "1:3.11.2-6+deb12u1"), ("pypi", "one", "1.5")}
@@ -56,6 +61,24 @@ def test_a_signed_bundle_is_good(signed: Path) -> None:
     result = verify(signed / "bundle", signed, "--format", "json")
     assert (result.exit_code, json.loads(result.stdout)["is_valid"]) == (0, True)
     assert (signed / "k").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_flash_takes_it(signed: Path, tmp_path: Path) -> None:
+    """Up to the point where a card would be needed."""
+    (tmp_path / "bfb").write_bytes(tiny_bfb())
+    image = read_image(signed / "bundle", tmp_path / "bfb", signed / "k.pub", lambda *_: None)
+    assert image.bundle.bf_cfg == (signed / "bundle" / "bf.cfg").read_bytes()
+    facts = CardFacts("BlueField-3", "DPU mode", isolation=Isolation((), (), is_total=False))
+    assert card_problems(facts, image.bundle, image.bfb, Consents()) == []
+
+
+def test_a_flash_refuses_a_server_s(tmp_path: Path) -> None:
+    world = make_world(tmp_path / "world", architecture="amd64")
+    assert run("build", str(tmp_path / "bundle"), *world.options, "--arch", "amd64").exit_code == 0
+    assert run("sign", str(tmp_path / "bundle"), "--key", str(tmp_path / "k"), "--new-key").exit_code == 0
+    (tmp_path / "bfb").write_bytes(tiny_bfb())
+    with pytest.raises(FlashRefusedError, match="bundle architecture"):
+        read_image(tmp_path / "bundle", tmp_path / "bfb", tmp_path / "k.pub", lambda *_: None)
 
 
 def test_openssl_makes_and_checks_the_same_signature(signed: Path, tmp_path: Path) -> None:
