@@ -1,7 +1,8 @@
-"""What a flash needs to know of a service bundle, and reading it from a folder.
+"""What a service bundle says of itself, and reading as much of it from its folder as a flash needs.
 
-The folder holds ``manifest.json``, the ``bf.cfg`` it names, and ``manifest.json.sig``: the Ed25519 signature over the
-bytes of the manifest, in base64. The manifest has the digests of all else, so that one signature covers it.
+The folder holds ``manifest.json``, what it names, and ``manifest.json.sig``: the Ed25519 signature over the bytes of the
+manifest, in base64. The manifest has the digests of all else, so that one signature covers it. Whether all else is as
+it says is told by :mod:`meshfusion.dpu.image.bundle_check`.
 """
 
 from __future__ import annotations
@@ -15,13 +16,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from meshfusion.dpu.image.errors import BundleError
 from meshfusion.jbof.config_problems import ConfigProblemsError, Unlined, describe_errors
+from meshfusion.jbof.errors import FieldValueError
 
 MANIFEST: Final = "manifest.json"
 SIGNATURE: Final = "manifest.json.sig"
+CARD_ARCHITECTURE: Final = "aarch64"
 _MAX_MANIFEST_BYTES: Final = 1 << 20
 _Sha256 = Annotated[
     str, Field(pattern="^[0-9a-f]{64}$", examples=["e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca"])
@@ -52,24 +55,87 @@ class BfCfgEntry(_Strict):
     sha256: _Sha256
 
 
+def _inside(path: str) -> str:
+    """Of a file in the bundle; it must not lead out of it, on any system."""
+    parts = path.split("/")
+    if not path or any(part in ("", ".", "..") for part in parts) or "\\" in path or not path.isprintable():
+        raise FieldValueError("is no path inside the bundle", "write one without .. and without a leading slash")
+    return path
+
+
+class FileEntry(_Strict):
+    path: Annotated[str, AfterValidator(_inside)] = Field(max_length=300, examples=["oci/index.json"])
+    sha256: _Sha256
+    size_bytes: int = Field(ge=0)
+
+
+class ImageEntry(_Strict):
+    """One image of ``oci/``. ``reference``: its name once it is imported; ``digest``: of its manifest."""
+
+    role: Literal["service", "spdk"]
+    reference: str = Field(min_length=1, max_length=300, examples=["localhost/meshfusion:1.2.0"])
+    digest: str = Field(pattern="^sha256:[0-9a-f]{64}$")
+
+
+class SpdkEntry(_Strict):
+    """Where nvmf_tgt comes from. ``sha256``: of the package's file, or of the image's manifest."""
+
+    kind: Literal["deb", "image"]
+    name: str = Field(min_length=1)
+    version: str
+    sha256: _Sha256
+    program: str = Field(description="Path of nvmf_tgt in its image.", examples=["/usr/bin/nvmf_tgt"])
+
+
 class Manifest(_Strict):
     """``bfb_sha256``: of the operator's BFB where the bundle was tried with certain ones only. ``nic_firmware``: what
-    runs on the NIC once that is installed."""
+    runs on the NIC once that is installed.
 
-    format: Literal[1]
+    Format 1 knows of nothing but a card's ``bf.cfg``. In format 2 ``files`` names all others too, ``commit`` is what
+    the service was built from and ``commit_time_s`` its time, in seconds since 1970; bundles for servers have neither
+    ``devices`` nor ``bf_cfg``.
+    """
+
+    format: Literal[1, 2]
     name: str = Field(min_length=1, max_length=100)
     version: str = Field(min_length=1, max_length=100)
     architecture: str = Field(examples=["aarch64"])
-    devices: Devices
-    bf_cfg: BfCfgEntry
+    devices: Devices | None = None
+    bf_cfg: BfCfgEntry | None = None
     bfb_sha256: list[_Sha256] = []
     nic_firmware: str | None = None
+    target: Literal["nvmet", "spdk"] | None = None
+    commit: str | None = Field(default=None, pattern="^[0-9a-f]{40,64}$")
+    commit_time_s: int | None = Field(default=None, ge=0)
+    lock_sha256: _Sha256 | None = None
+    spdk: SpdkEntry | None = None
+    images: list[ImageEntry] = []
+    files: list[FileEntry] = []
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Manifest:
+        is_for_card = self.architecture == CARD_ARCHITECTURE or self.format == 1
+        for name, value in (("devices", self.devices), ("bf_cfg", self.bf_cfg)):
+            if is_for_card and value is None:
+                raise FieldValueError("is missing", "a bundle for a card has it", field=name)
+        if self.format == 2:
+            self._check_files()
+        return self
+
+    def _check_files(self) -> None:
+        found = {entry.path: entry.sha256 for entry in self.files}
+        if len(found) < len(self.files):
+            raise FieldValueError("names a file twice", "name each once", field="files")
+        if found.keys() & {MANIFEST, SIGNATURE}:
+            raise FieldValueError("names the manifest or its signature", "leave them out", field="files")
+        if self.bf_cfg is not None and found.get(self.bf_cfg.path) != self.bf_cfg.sha256:
+            raise FieldValueError("does not name bf_cfg with its digest", "name it as the others", field="files")
 
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
     """``digest``: SHA-256 of the manifest, which stands for the bundle, in hex. ``bf_cfg``: its bytes, of the digest
-    that the manifest names."""
+    that the manifest names; empty where it names none."""
 
     manifest: Manifest
     digest: str
@@ -84,15 +150,20 @@ def read_bundle(folder: Path, public_key_pem: bytes | None) -> Bundle:
     """
     raw = _read(folder, MANIFEST)
     manifest = _manifest(folder / MANIFEST, raw)
-    bf_cfg = _read(folder, manifest.bf_cfg.path)
-    found = hashlib.sha256(bf_cfg).hexdigest()
-    if found != manifest.bf_cfg.sha256:
-        raise BundleError(
-            f"{folder / manifest.bf_cfg.path}: has the SHA-256 {found}, the manifest says {manifest.bf_cfg.sha256}",
-            next_step="Take the bundle from its source again, or build it anew after a change.",
-        )
+    bf_cfg = b"" if manifest.bf_cfg is None else _read_bf_cfg(folder, manifest.bf_cfg)
     state = _signature_state(folder / SIGNATURE, raw, public_key_pem)
     return Bundle(manifest, hashlib.sha256(raw).hexdigest(), state, bf_cfg)
+
+
+def _read_bf_cfg(folder: Path, entry: BfCfgEntry) -> bytes:
+    data = _read(folder, entry.path)
+    found = hashlib.sha256(data).hexdigest()
+    if found != entry.sha256:
+        raise BundleError(
+            f"{folder / entry.path}: has the SHA-256 {found}, the manifest says {entry.sha256}",
+            next_step="Take the bundle from its source again, or build it anew after a change.",
+        )
+    return data
 
 
 def _read(folder: Path, name: str) -> bytes:

@@ -33,6 +33,10 @@ class FlashRefusedError(ConfigProblemsError):
     """A card is not flashed, for reasons known before anything was done to it."""
 
 
+class UpgradeRefusedError(ConfigProblemsError):
+    """The service on a card is not changed, for reasons known before anything was done to it."""
+
+
 class FaultKind(enum.Enum):
     """How an operation on a card failed, as far as that decides what comes next."""
 
@@ -52,6 +56,8 @@ class FaultKind(enum.Enum):
     """Credentials or permissions."""
     REFUSED = "refused"
     """The other side understood, and will not do it."""
+    DAMAGED = "damaged"
+    """What arrived is not what was sent."""
     BROKEN = "broken"
     """Any other failure of input or output."""
 

@@ -7,12 +7,10 @@ from dataclasses import dataclass
 
 from meshfusion.dpu.image import flash_words as words
 from meshfusion.dpu.image.bfb import BfbSummary
-from meshfusion.dpu.image.bundle import Bundle, SignatureState
+from meshfusion.dpu.image.bundle import CARD_ARCHITECTURE, Bundle, SignatureState
 from meshfusion.dpu.image.flash_types import Deadlines
 from meshfusion.dpu.image.host_network import Isolation
 from meshfusion.jbof.config_problems import ConfigProblem, as_fix
-
-CARD_ARCHITECTURE = "aarch64"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +42,7 @@ def image_problems(bundle: Bundle, bfb: BfbSummary) -> list[ConfigProblem]:
     manifest = bundle.manifest
     problems = []
     if bundle.signature is not SignatureState.VALID:
-        fix = "sign its manifest (docs/flash.md), or name the key that it is signed with by --key"
+        fix = "sign it with mfctl image sign, or name the key that it is signed with by --key"
         problems.append(ConfigProblem("bundle signature", "cannot be relied on", fix, bundle.signature.value))
     if manifest.architecture != CARD_ARCHITECTURE:
         fix = f"take the bundle for {CARD_ARCHITECTURE}"
@@ -77,13 +75,14 @@ def _rshim_problems(card: CardFacts) -> Iterator[ConfigProblem]:
 
 
 def _chip_problems(card: CardFacts, bundle: Bundle, bfb: BfbSummary) -> Iterator[ConfigProblem]:
-    chips = bundle.manifest.devices.chips
+    devices = bundle.manifest.devices
+    chips = [] if devices is None else devices.chips
     if not card.chip_family:
         fix = "see that the rshim driver runs and can read the card's DEV_INFO"
         yield ConfigProblem("card chip", "cannot be told", fix)
         return
     if card.chip_family not in chips:
-        fix = f"take a bundle for it; this one is for {', '.join(chips)}"
+        fix = f"take a bundle for it; this one is for {', '.join(chips) or 'servers'}"
         yield ConfigProblem("card chip", "the bundle is not for it", fix, card.chip_family)
     if card.chip_family not in bfb.chip_families:
         made_for = ", ".join(sorted(bfb.chip_families)) or "no chip that is known"
@@ -93,6 +92,8 @@ def _chip_problems(card: CardFacts, bundle: Bundle, bfb: BfbSummary) -> Iterator
 
 def _identity_problems(card: CardFacts, bundle: Bundle) -> Iterator[ConfigProblem]:
     devices = bundle.manifest.devices
+    if devices is None:
+        return  # a server's, which is told already
     named = (("part number", card.part_number, devices.part_numbers), ("PSID", card.psid, devices.psids))
     for name, found, wanted in named:
         if wanted and found not in wanted:

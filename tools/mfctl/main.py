@@ -22,6 +22,7 @@ from meshfusion.tools.mfctl.connector_commands import connector
 from meshfusion.tools.mfctl.doctor_command import doctor
 from meshfusion.tools.mfctl.dpu_commands import dpu
 from meshfusion.tools.mfctl.events_command import events
+from meshfusion.tools.mfctl.image_commands import image
 from meshfusion.tools.mfctl.jbof_commands import jbof
 from meshfusion.tools.mfctl.kinds_command import kinds
 from meshfusion.tools.mfctl.output import EXIT_INTERRUPTED, report_error, report_object, wanted_format
@@ -110,7 +111,7 @@ def mfctl(context: click.Context, /, **access: Any) -> None:
 
 
 COMMANDS = (pool, service, chunk, jbof, path, events, trace, top, config, kinds, doctor, support, verify, sim, lab)
-for command in (*COMMANDS, dpu, token, audit, plan, connector):
+for command in (*COMMANDS, dpu, image, token, audit, plan, connector):
     mfctl.add_command(command)
 
 meshfusion = RootCommand(

@@ -5,12 +5,14 @@ Scripts are POSIX shell, since a BMC has no more. ssh never asks for anything: k
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
 import socket
 import subprocess
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Protocol
@@ -22,6 +24,9 @@ ANSWER_S: Final = 30.0
 _BANNER_S: Final = 3.0
 _BANNER_BYTES: Final = 255
 _SSH_FAILED: Final = 255
+_MAX_SAID_BYTES: Final = 1 << 16
+_NOT_FORWARDED: Final = re.compile(rb"open failed|forwarding (request )?failed", re.IGNORECASE)
+_PROHIBITED: Final = re.compile(rb"administratively prohibited", re.IGNORECASE)
 _DENIED: Final = re.compile(r"Permission denied|Host key verification failed|REMOTE HOST IDENTIFICATION", re.IGNORECASE)
 
 
@@ -41,6 +46,10 @@ class Shell(Protocol):
 
     def banner(self, address: str, port: int) -> str:
         """The first line that is said at ``address``, seen from the host; "" where nothing is."""
+
+    def exchange(self, address: str, port: int, request: bytes, *, within_s: float, most_bytes: int) -> bytes:
+        """All that is answered at ``address``, seen from the host, until the other side closes; b"" where nobody
+        is. What takes longer than ``within_s`` is cut off. Raises CardError when the host itself is not reached."""
 
     def close(self) -> None: ...
 
@@ -65,6 +74,14 @@ class LocalShell:
                 return _first_line(connection.recv(_BANNER_BYTES))
         except OSError:
             return ""
+
+    def exchange(self, address: str, port: int, request: bytes, *, within_s: float, most_bytes: int) -> bytes:
+        try:
+            with socket.create_connection((address, port), timeout=within_s) as connection:
+                connection.sendall(request)
+                return _read_all(connection.fileno(), within_s, most_bytes)
+        except OSError:
+            return b""
 
     def close(self) -> None:
         pass
@@ -105,6 +122,38 @@ class SshShell:
                 return _first_line(_read_within(process.stdout.fileno(), _BANNER_S))
             finally:
                 process.kill()
+
+    def exchange(self, address: str, port: int, request: bytes, *, within_s: float, most_bytes: int) -> bytes:
+        host = f"[{address}]" if ":" in address else address
+        with _start((*self._ssh, "-W", f"{host}:{port}", self.where)) as process:
+            try:
+                assert process.stdin is not None
+                assert process.stdout is not None
+                assert process.stderr is not None
+                with contextlib.suppress(BrokenPipeError):
+                    process.stdin.write(request)
+                    process.stdin.flush()
+                answer = _read_all(process.stdout.fileno(), within_s, most_bytes)
+                if answer:
+                    return answer
+                return self._nothing_answered(process, within_s)
+            finally:
+                process.kill()
+
+    def _nothing_answered(self, process: subprocess.Popen[bytes], within_s: float) -> bytes:
+        """Nobody is there, or ssh did not get as far as to know. Raises CardError for the latter."""
+        assert process.stderr is not None
+        said = _read_all(process.stderr.fileno(), within_s, _MAX_SAID_BYTES)
+        try:
+            code = process.wait(within_s)
+        except subprocess.TimeoutExpired:
+            return b""
+        if code == 0 or (_NOT_FORWARDED.search(said) and not _PROHIBITED.search(said)):
+            return b""
+        if _PROHIBITED.search(said):
+            step = f"Allow it in the sshd_config of {self.where}: AllowTcpForwarding local."
+            raise CardError(FaultKind.DENIED, f"ssh to {self.where}: forwarding is not allowed there", next_step=step)
+        raise self.failed(_SSH_FAILED, said, "forwarding")
 
     def close(self) -> None:
         subprocess.run(
@@ -163,6 +212,22 @@ def _read_within(descriptor: int, within_s: float) -> bytes:
 
     ready, _, _ = select.select([descriptor], [], [], within_s)
     return os.read(descriptor, _BANNER_BYTES) if ready else b""
+
+
+def _read_all(descriptor: int, within_s: float, most_bytes: int) -> bytes:
+    """Until the end, the time, or so many bytes."""
+    import select
+
+    end_s = time.monotonic() + within_s
+    found = bytearray()
+    while len(found) < most_bytes and (left_s := end_s - time.monotonic()) > 0:
+        if not select.select([descriptor], [], [], left_s)[0]:
+            break
+        piece = os.read(descriptor, min(1 << 16, most_bytes - len(found)))
+        if not piece:
+            break
+        found += piece
+    return bytes(found)
 
 
 def _first_line(data: bytes) -> str:
