@@ -12,6 +12,8 @@ TMFIFO_MAC: Final = "00:1a:ca:ff:ff:01"
 """The card's end of tmfifo has this address on real cards, too."""
 PORT_MAC: Final = "52:54:00:6d:66:01"
 TMFIFO_ADDRESS: Final = "192.168.100.2/30"
+PORT_ADDRESS: Final = "10.77.0.1/24"
+"""Of p0, the card's port to the network of the engines. It speaks RoCE in software."""
 
 _USERS: Final = (
     ("systemd-network", 998, "/", "/usr/sbin/nologin"),
@@ -19,12 +21,12 @@ _USERS: Final = (
     ("ubuntu", 1000, "/home/ubuntu", "/bin/bash"),
 )
 _SHELLS: Final = "/bin/sh\n/bin/bash\n/usr/bin/sh\n/usr/bin/bash\n"
-_ENABLED: Final = ("systemd-networkd.service", "ssh.service", "rshim-up.service")
+_ENABLED: Final = ("systemd-networkd.service", "ssh.service", "rshim-up.service", "soft-roce.service")
 _MASKED: Final = (
     "apt-daily.timer", "apt-daily-upgrade.timer", "dpkg-db-backup.timer", "e2scrub_all.timer", "e2scrub_reap.service",
     "fstrim.timer", "getty@tty1.service", "systemd-hwdb-update.service", "systemd-pcrphase.service",
     "systemd-pcrphase-sysinit.service", "systemd-resolved.service", "systemd-timesyncd.service",
-    "systemd-networkd-wait-online.service", "nvmefc-boot-connections.service", "nvmf-autoconnect.service",
+    "nvmefc-boot-connections.service", "nvmf-autoconnect.service",
     "systemd-update-utmp.service", "systemd-update-utmp-runlevel.service", "systemd-journal-catalog-update.service",
 )  # fmt: skip
 _SSHD: Final = """HostKey /etc/ssh/ssh_host_ed25519_key
@@ -53,6 +55,18 @@ ExecStart=/usr/bin/bfrshlog "INFO: DPU is ready"
 [Install]
 WantedBy=multi-user.target
 """
+_SOFT_ROCE_UNIT: Final = """[Unit]
+Description=RoCE in software on the port p0
+BindsTo=sys-subsystem-net-devices-p0.device
+After=sys-subsystem-net-devices-p0.device
+Before=meshfusion.service
+
+[Service]
+Type=oneshot
+RemainAfterExit=yes
+ExecStartPre=/sbin/modprobe rdma_rxe
+ExecStart=/bin/rdma link add rxe_p0 type rxe netdev p0
+"""
 _OS_RELEASE_NOTE: Final = "A virtual DPU of MeshFusion: Debian, with a stand-in for the installer of a real card.\n"
 
 
@@ -77,9 +91,9 @@ def system_files(tree: Tree) -> dict[str, Node]:
         "etc/systemd/system/default.target": link("/lib/systemd/system/multi-user.target"),
         "etc/systemd/network/10-tmfifo.link": file(_named(TMFIFO_MAC, "tmfifo_net0")),
         "etc/systemd/network/10-p0.link": file(_named(PORT_MAC, "p0")),
-        "etc/systemd/network/10-tmfifo.network": file(
-            f"[Match]\nName=tmfifo_net0\n\n[Network]\nAddress={TMFIFO_ADDRESS}\nLinkLocalAddressing=no\n"
-        ),
+        "etc/systemd/network/10-tmfifo.network": file(_addressed("tmfifo_net0", TMFIFO_ADDRESS)),
+        "etc/systemd/network/10-p0.network": file(_addressed("p0", PORT_ADDRESS, "RequiredForOnline=no")),
+        "etc/systemd/system/soft-roce.service": file(_SOFT_ROCE_UNIT),
         "usr/bin/awk": link("mawk"),
         "usr/bin/bfrshlog": file(system_script("bfrshlog"), 0o755),
         "root": folder(0o700),
@@ -100,7 +114,6 @@ def installer_files() -> dict[str, Node]:
     return {
         "init": file(system_script("install.sh"), 0o755),
         **{name: folder() for name in ("proc", "sys", "dev", "run", "mnt", "installer")},
-        "dev/console": Node(0o20600),
     }
 
 
@@ -115,6 +128,12 @@ def _accounts(tree: Tree) -> Iterator[tuple[str, Node]]:
     yield "etc/group", file(group.replace(":*:", ":x:"))
     yield "etc/shadow", file("".join(f"{name}:*:19000:0:99999:7:::\n" for name in names), 0o640)
     yield "etc/gshadow", file("".join(f"{line.partition(':')[0]}:*::\n" for line in group.splitlines()), 0o640)
+
+
+def _addressed(interface: str, address: str, link: str = "") -> str:
+    more = f"\n[Link]\n{link}\n" if link else ""
+    network = f"Address={address}\nLinkLocalAddressing=no\nConfigureWithoutCarrier=yes\nIPv6AcceptRA=no\n"
+    return f"[Match]\nName={interface}\n\n[Network]\n{network}{more}"
 
 
 def _named(mac: str, name: str) -> str:
