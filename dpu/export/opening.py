@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import uuid
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
@@ -14,11 +15,11 @@ from meshfusion.dpu.export.errors import StepRefusedError
 from meshfusion.dpu.export.keeper import ExportKeeper, FencingTarget
 from meshfusion.dpu.export.keys import HostKeys
 from meshfusion.dpu.export.plan import ExportPlan, TargetKind, nqn_prefix_of
-from meshfusion.dpu.export.spdk.client import SpdkRpc
 from meshfusion.dpu.export.spdk.rate_limits import RateLimits, keep_limits
+from meshfusion.dpu.export.spdk.rpc import SpdkRpc
 from meshfusion.dpu.pool_dir import PoolLayout
 from meshfusion.dpu.pool_drives import find_drives
-from meshfusion.jbof.errors import ConfigError
+from meshfusion.jbof.errors import ConfigError, UnsupportedError
 from meshfusion.jbof.format import LBA_BYTES
 
 _EXISTS = -17  # bdev_aio_create answers with the negative errno: EEXIST
@@ -106,12 +107,23 @@ def has_hosts(config: ExportsConfig, pool_uuid: uuid.UUID, exported_as: str, lay
 def check_target(target: str) -> None:
     """Could :func:`keeper_of` find its target here? ``target`` as configured. Asked before a pool is made for it.
 
-    Raises :class:`~meshfusion.dpu.export.errors.TargetUnreachableError`.
+    Raises :class:`~meshfusion.dpu.export.errors.TargetUnreachableError`, and
+    :class:`~meshfusion.jbof.errors.UnsupportedError` where this installation cannot talk to an SPDK.
     """
     if target == "nvmet":
         from meshfusion.dpu.export.nvmet.configfs import KernelConfigFs
 
         KernelConfigFs()
+    else:
+        _check_spdk_package()
+
+
+def _check_spdk_package() -> None:
+    if importlib.util.find_spec("spdk") is None:
+        raise UnsupportedError(
+            "exports.target: spdk needs the Python package spdk, which is not installed",
+            next_step="pip install 'meshfusion[dpu]', or use target: nvmet",
+        )
 
 
 def _nvmet(desired: Export) -> FencingTarget:
@@ -123,6 +135,7 @@ def _nvmet(desired: Export) -> FencingTarget:
 
 def _spdk(config: ExportsConfig, spdk: SpdkConfig, desired: Export, attach: Callable[[SpdkRpc], None]) -> FencingTarget:
     """``attach``: see :class:`~meshfusion.dpu.export.spdk.target.SpdkSettings`."""
+    _check_spdk_package()
     from meshfusion.dpu.export.spdk.client import SpdkClient
     from meshfusion.dpu.export.spdk.sizing import Machine, size
     from meshfusion.dpu.export.spdk.target import SpdkSettings, SpdkTarget

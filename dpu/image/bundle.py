@@ -1,8 +1,8 @@
 """What a service bundle says of itself, and reading as much of it from its folder as a flash needs.
 
-The folder holds ``manifest.json``, what it names, and ``manifest.json.sig``: the Ed25519 signature over the bytes of the
-manifest, in base64. The manifest has the digests of all else, so that one signature covers it. Whether all else is as
-it says is told by :mod:`meshfusion.dpu.image.bundle_check`.
+The folder holds ``manifest.json``, what it names, and ``manifest.json.sig``: the Ed25519 signature over the bytes of
+the manifest, in base64. The manifest has the digests of all else, so that one signature covers it. Whether all else is
+as it says is told by :mod:`meshfusion.dpu.image.bundle_check`.
 """
 
 from __future__ import annotations

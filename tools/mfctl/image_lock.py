@@ -35,9 +35,8 @@ def make_image_lock(
         part.unlink(missing_ok=True)
     changes = _changes(former, new)
     if output_format != "table":
-        print_document(
-            {"lock": str(path), "packages": len(new.debs) + len(new.wheels), "changes": changes}, output_format
-        )
+        count = len(new.debs) + len(new.wheels)
+        print_document({"lock": str(path), "packages": count, "changes": changes}, output_format)
         return
     click.echo(f"wrote {path}: {len(new.debs)} Debian packages and {len(new.wheels)} wheels")
     for change in changes:

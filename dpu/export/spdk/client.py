@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import time
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from spdk.rpc.client import JSONRPCClient, JSONRPCException
 
@@ -27,20 +27,6 @@ INVALID_PARAMS = -32602
 INTERNAL_ERROR = -32603
 INVALID_STATE = -1
 """SPDK: the method exists but not in this state, before or after framework_start_init (lib/rpc/rpc.c)."""
-
-
-class SpdkRpc(Protocol):
-    """An SPDK process, and after a connection was lost perhaps another."""
-
-    def connect(self, timeout_s: float, /) -> int:
-        """The number of the connection, a new one if there was none. Raises ``TargetUnreachableError``."""
-
-    def call(self, method: str, timeout_s: float, /, **params: object) -> Any:
-        """The result. ``StepRefusedError`` for an error response; ``TargetUnreachableError`` when there is no answer
-        that can be trusted, after which it is unknown whether the method ran, and there is no connection.
-        """
-
-    def close(self) -> None: ...
 
 
 class _PackageClient(JSONRPCClient):

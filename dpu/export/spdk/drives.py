@@ -9,8 +9,8 @@ from __future__ import annotations
 import struct
 from typing import Any, Final
 
-from meshfusion.dpu.export.spdk.client import SpdkRpc
 from meshfusion.dpu.export.spdk.passthru import PassedOn, send_command, unknown_form
+from meshfusion.dpu.export.spdk.rpc import SpdkRpc
 from meshfusion.jbof.drives.domain import DomainMap, FailureDomain, Location
 from meshfusion.jbof.drives.drive import Drive, DriveKind, Found, Passed, without_twins
 from meshfusion.jbof.drives.pages import CSI_NVM, read_drive
@@ -36,7 +36,7 @@ class SpdkDrives:
 
     def discover(self) -> Found:
         """Raises :class:`~meshfusion.jbof.errors.UnsupportedError` for reports of a form that is not known, and what
-        :meth:`~meshfusion.dpu.export.spdk.client.SpdkRpc.call` does.
+        :meth:`~meshfusion.dpu.export.spdk.rpc.SpdkRpc.call` does.
         """
         controllers = self._controllers()
         drives, passed = [], []

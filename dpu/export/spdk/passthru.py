@@ -8,7 +8,7 @@ import struct
 from typing import Final, NamedTuple
 
 from meshfusion.dpu.export.errors import StepRefusedError
-from meshfusion.dpu.export.spdk.client import SpdkRpc
+from meshfusion.dpu.export.spdk.rpc import SpdkRpc
 from meshfusion.jbof.errors import MediaError, UnsupportedError
 from meshfusion.jbof.nvme.command import AdminOpcode, IoOpcode
 from meshfusion.jbof.nvme.status import NvmeCommandError, decode_status

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from meshfusion.dpu.export.spdk.client import SpdkRpc
+from meshfusion.dpu.export.spdk.rpc import SpdkRpc
 from meshfusion.jbof.errors import UnsupportedError
 
 UNIT_BYTES: Final = 1 << 20

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from meshfusion.dpu.export.spdk.client import SpdkRpc
 from meshfusion.dpu.export.spdk.passthru import send_command
+from meshfusion.dpu.export.spdk.rpc import SpdkRpc
 from meshfusion.jbof.drives.reservation import ReservationConflictError
 from meshfusion.jbof.errors import UnsupportedError
 from meshfusion.jbof.nvme import reservations as commands

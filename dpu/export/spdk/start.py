@@ -8,7 +8,7 @@ from typing import Any
 
 from meshfusion.dpu.export.errors import ExportError
 from meshfusion.dpu.export.spdk.calls import REQUIRED_METHODS
-from meshfusion.dpu.export.spdk.client import SpdkRpc
+from meshfusion.dpu.export.spdk.rpc import SpdkRpc
 from meshfusion.dpu.export.spdk.sizing import Sizing
 from meshfusion.jbof.errors import UnsupportedError
 

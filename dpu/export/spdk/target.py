@@ -15,7 +15,7 @@ from meshfusion.dpu.export.fence import Fence, NotYet, verdict
 from meshfusion.dpu.export.reconcile import Report, reconcile
 from meshfusion.dpu.export.spdk.actual import is_nvm_subsystem, parse_subsystem
 from meshfusion.dpu.export.spdk.calls import call_of, key_name
-from meshfusion.dpu.export.spdk.client import SpdkRpc
+from meshfusion.dpu.export.spdk.rpc import SpdkRpc
 from meshfusion.dpu.export.spdk.sizing import Sizing
 from meshfusion.dpu.export.spdk.start import Timeouts, bring_up
 from meshfusion.dpu.export.steps import AddHost, RemoveHost, Step

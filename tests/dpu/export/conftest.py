@@ -9,7 +9,7 @@ from typing import Protocol
 
 import pytest
 
-from meshfusion.dpu.export.spdk.client import SpdkRpc
+from meshfusion.dpu.export.spdk.rpc import SpdkRpc
 from tests.dpu.export.fake_rpc import FakeRpc
 from tests.dpu.export.fake_spdk import FakeSpdk
 from tests.dpu.export.keeper_cases import Rig

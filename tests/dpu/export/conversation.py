@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from meshfusion.dpu.export.errors import StepRefusedError
-from meshfusion.dpu.export.spdk.client import SpdkClient, SpdkRpc
+from meshfusion.dpu.export.spdk.client import SpdkClient
+from meshfusion.dpu.export.spdk.rpc import SpdkRpc
 
 S1, NONE = "nqn.2026-11.io.meshfusion:rec:s1", "nqn.2026-11.io.meshfusion:rec:none"
 A, B, K = (f"nqn.2026-11.io.meshfusion:rec:host-{name}" for name in "abk")

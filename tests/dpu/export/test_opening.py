@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import uuid
 from pathlib import Path
 from typing import Any
@@ -10,8 +12,8 @@ import pytest
 
 from meshfusion.dpu.config_exports import SpdkConfig
 from meshfusion.dpu.export.errors import StepRefusedError
-from meshfusion.dpu.export.opening import attach_files, bdevs_of
-from meshfusion.jbof.errors import ConfigError, FieldValueError
+from meshfusion.dpu.export.opening import attach_files, bdevs_of, check_target
+from meshfusion.jbof.errors import ConfigError, FieldValueError, UnsupportedError
 
 POOL = uuid.UUID(int=7)
 
@@ -77,3 +79,31 @@ def test_each_file_is_attached_whether_it_was_before_or_not(code: int) -> None:
 def test_a_file_that_cannot_be_attached_is_told() -> None:
     with pytest.raises(StepRefusedError):
         attach_files(FILES, Rpc(-22))
+
+
+WITHOUT_SPDK = """
+import importlib.abc, sys
+
+class Missing(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name.partition(".")[0] == "spdk":
+            raise ModuleNotFoundError(name)
+
+sys.meta_path.insert(0, Missing())
+"""
+
+
+def test_a_service_without_the_package_of_spdk_starts() -> None:
+    """It is in an extra of its own: exports over the kernel, or none, need nothing of it."""
+    code = (
+        WITHOUT_SPDK
+        + "import meshfusion.dpu.export.nvmet.target, meshfusion.tools.mfctl.daemon as daemon\nprint(daemon)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "meshfusion.tools.mfctl.daemon" in done.stdout, done.stderr
+
+
+def test_without_the_package_of_spdk_its_target_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UnsupportedError, match="needs the Python package spdk"):
+        check_target("spdk")

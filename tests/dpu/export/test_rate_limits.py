@@ -9,8 +9,8 @@ import pytest
 from meshfusion.dpu.export.desired import Export
 from meshfusion.dpu.export.errors import StepRefusedError
 from meshfusion.dpu.export.opening import attach_drives
-from meshfusion.dpu.export.spdk.client import SpdkRpc
 from meshfusion.dpu.export.spdk.rate_limits import RateLimits, keep_limits
+from meshfusion.dpu.export.spdk.rpc import SpdkRpc
 from meshfusion.dpu.export.spdk.sizing import MIB, Machine, size
 from meshfusion.dpu.export.spdk.target import SpdkSettings, SpdkTarget
 from meshfusion.jbof.errors import UnsupportedError

@@ -13,7 +13,7 @@ import pytest
 from meshfusion.dpu.export.desired import Export, Host
 from meshfusion.dpu.export.fence import Confirmed, NotYet
 from meshfusion.dpu.export.layout import Tenant
-from meshfusion.dpu.export.spdk.client import SpdkRpc
+from meshfusion.dpu.export.spdk.rpc import SpdkRpc
 from meshfusion.dpu.export.spdk.sizing import MIB, Machine, size
 from meshfusion.dpu.export.spdk.start import Timeouts
 from meshfusion.dpu.export.spdk.target import SpdkSettings, SpdkTarget
