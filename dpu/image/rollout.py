@@ -1,7 +1,7 @@
 """The order in which many cards are flashed: a bounded rollout, as a state machine. No I/O, no clock.
 
-First the canaries; only when every one of them has succeeded, the rest. At no time are more than ``max_unavailable``
-cards out of service, and one whose flash failed stays out of service, so that it counts. After more than
+First the canaries; only when every one of them has succeeded, the rest. At no time are more than
+``max_unavailable`` cards out of service; one that failed counts, unless it is known to serve as it did before. After more than
 ``max_failures`` failures nothing new begins; what runs goes on to its end, since a card at work must not be left alone.
 """
 
@@ -42,6 +42,7 @@ class Rollout:
         self._limits = limits
         self._states = {name: State.DONE if name in done else State.WAITING for name in names}
         self._canaries = tuple(name for name in names if name not in done)[: limits.canaries]
+        self._serves_as_before: set[str] = set()
         self._why_stopped = ""
 
     @property
@@ -65,16 +66,19 @@ class Rollout:
             begun.append(name)
         return tuple(begun)
 
-    def ended(self, name: str, *, is_done: bool) -> None:
+    def ended(self, name: str, *, is_done: bool, serves_as_before: bool = False) -> None:
+        """``serves_as_before``: of one that failed and was given back."""
         assert self._states[name] is State.RUNNING, (name, self._states[name])
         self._states[name] = State.DONE if is_done else State.FAILED
-        failed = self._count(State.FAILED)
+        if serves_as_before and not is_done:
+            self._serves_as_before.add(name)
+        failed, out_of_service = self._count(State.FAILED), self._out_of_service
         if not is_done and name in self._canaries:
             self.stop(f"the canary {name} failed")
         elif failed > self._limits.max_failures:
             self.stop(f"{failed} failed, and {self._limits.max_failures} may")
-        elif failed >= self._limits.max_unavailable:
-            self.stop(f"{failed} failed and are out of service, and no more may be")
+        elif out_of_service >= self._limits.max_unavailable:
+            self.stop(f"{out_of_service} failed and are out of service, and no more may be")
 
     def stop(self, why: str) -> None:
         """Nothing new begins."""
@@ -84,13 +88,18 @@ class Rollout:
                 self._states[name] = State.HELD_BACK
 
     def _next(self) -> str | None:
-        if self._count(State.RUNNING) + self._count(State.FAILED) >= self._limits.max_unavailable:
+        if self._count(State.RUNNING) + self._out_of_service >= self._limits.max_unavailable:
             return None
         waiting = [name for name, state in self._states.items() if state is State.WAITING]
         canaries = [name for name in self._canaries if self._states[name] is not State.DONE]
         if canaries:
             return next((name for name in canaries if self._states[name] is State.WAITING), None)
         return waiting[0] if waiting else None
+
+    @property
+    def _out_of_service(self) -> int:
+        """Of those that have ended."""
+        return self._count(State.FAILED) - len(self._serves_as_before)
 
     def _count(self, state: State) -> int:
         return sum(other is state for other in self._states.values())

@@ -1,4 +1,4 @@
-"""``mfctl dpu``: flash cards, and tell how far they are from serving."""
+"""``mfctl dpu``: flash cards, tell how far they are from serving, and change their service without a flash."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from meshfusion.tools.mfctl.dpu_slot_commands import rollback, status, upgrade
 from meshfusion.tools.mfctl.numbers import FiniteRange
 from meshfusion.tools.mfctl.output import format_option, print_document, print_fields
 
@@ -65,7 +66,11 @@ def _bmc_options(command: Any) -> Any:
 
 @click.group()
 def dpu() -> None:
-    """Flash DPUs over rshim or their BMC, and see how far they are from serving."""
+    """Flash DPUs over rshim or their BMC, change their service without that, and see how they stand."""
+
+
+for _command in (upgrade, rollback, status):
+    dpu.add_command(_command)
 
 
 @dpu.command()

@@ -8,12 +8,13 @@ import click
 
 from meshfusion.dpu.image.edge.journal_file import DEFAULT_FOLDER
 from meshfusion.dpu.image.errors import ImageError
+from meshfusion.dpu.image.flash_types import Outcome, Phase
 from meshfusion.dpu.image.preflight import Consents, steps
 from meshfusion.dpu.image.rollout import RolloutLimits, State
 from meshfusion.tools.mfctl.flash_cards import BmcAccess, Image, read_image, refuse
-from meshfusion.tools.mfctl.flash_jobs import Job, Wishes, opened_jobs, outcome_document
+from meshfusion.tools.mfctl.flash_jobs import Job, Wishes, opened_jobs, outcome_document, run_job
 from meshfusion.tools.mfctl.flash_progress import FlashProgress
-from meshfusion.tools.mfctl.flash_rollout import Results, roll_out
+from meshfusion.tools.mfctl.flash_rollout import Results, Work, roll_out
 from meshfusion.tools.mfctl.flash_targets import Target
 from meshfusion.tools.mfctl.output import format_bytes, format_seconds, print_document, print_table
 from meshfusion.tools.mfctl.progress import Progress
@@ -41,7 +42,10 @@ def flash_cards(targets: tuple[Target, ...], bmc: BmcAccess, options: dict[str, 
             _ask(jobs, image)
         limits = RolloutLimits(options["canaries"], options["max_unavailable"], options["max_failures"])
         with FlashProgress(is_quiet=output_format != "table") as bars:
-            results = roll_out(jobs, image, wishes, limits, bars)
+            work = Work[Job, Outcome](
+                lambda job, stop, told: run_job(job, image, wishes, stop, told), lambda out: out.end is Phase.DONE
+            )
+            results = roll_out(jobs, work, limits, bars)
     _show(results, image, output_format)
     _conclude(results)
 
@@ -90,7 +94,7 @@ def _ask(jobs: list[Job], image: Image) -> None:
         click.confirm(f"Reset {count} and flash {what} ({_size(image)})?", abort=True, err=True)
 
 
-def _show(results: Results, image: Image, output_format: str) -> None:
+def _show(results: Results[Outcome], image: Image, output_format: str) -> None:
     if output_format != "table":
         cards = [
             outcome_document(name, results.outcomes[name])
@@ -119,7 +123,7 @@ def _show(results: Results, image: Image, output_format: str) -> None:
             click.echo(f"  not seen from here: {', '.join(outcome.standing.unseen)}")
 
 
-def _conclude(results: Results) -> None:
+def _conclude(results: Results[Outcome]) -> None:
     if results.is_interrupted:
         raise click.Abort
     left = [name for name, state in results.states.items() if state is not State.DONE]

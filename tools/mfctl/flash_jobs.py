@@ -50,6 +50,10 @@ class Job:
     entry: Entry | None
 
     @property
+    def name(self) -> str:
+        return self.target.name
+
+    @property
     def is_done(self) -> bool:
         return self.entry is not None and self.entry.snapshot.phase is Phase.DONE
 
@@ -129,11 +133,11 @@ def run_job(job: Job, image: Image, wishes: Wishes, stop: threading.Event, told:
         wanted_firmware_version=image.bundle.manifest.nic_firmware,
         may_reset_installing=wishes.may_reset_installing,
     )
-    around = Surroundings(drain=lambda within_s: _drain(job.target.service, within_s), stop=stop, told=told)
+    around = Surroundings(drain=lambda within_s: drained(job.target.service, within_s), stop=stop, told=told)
     return run_flash(flash, job.card, image.stream, job.journal, image.digest, around)
 
 
-def _drain(address: str, within_s: float) -> str:
+def drained(address: str, within_s: float) -> str:
     """What the operator should know of it. Raises CardError."""
     try:
         with service_admin(address) as admin:

@@ -1,14 +1,25 @@
-"""How flashes stand, on stderr: bars for a person, a line for each phase in a log."""
+"""How the work on cards stands, on stderr: bars for a person, a line for each phase in a log."""
 
 from __future__ import annotations
 
+import enum
 import sys
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import click
 
-if TYPE_CHECKING:
-    from meshfusion.dpu.image.flash_types import Progress
+
+class Standing(Protocol):
+    """``done`` of ``total``: of the phase, in bytes where there is no ``text``."""
+
+    @property
+    def phase(self) -> enum.Enum: ...
+    @property
+    def done(self) -> int: ...
+    @property
+    def total(self) -> int: ...
+    @property
+    def text(self) -> str: ...
 
 
 class FlashProgress:
@@ -31,7 +42,7 @@ class FlashProgress:
             self._bars.start()
         return self
 
-    def update(self, card: str, progress: Progress) -> None:
+    def update(self, card: str, progress: Standing) -> None:
         if self._has_bars:
             from rich.progress import TaskID
 
@@ -57,7 +68,7 @@ class FlashProgress:
             self._bars.stop()
 
 
-def _text(progress: Progress) -> str:
+def _text(progress: Standing) -> str:
     from meshfusion.tools.mfctl.output import format_bytes
 
     if progress.text or not progress.total:

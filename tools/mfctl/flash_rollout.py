@@ -1,64 +1,92 @@
-"""Many flashes at once, in the order of a rollout: a thread for each card at work, one that looks after them."""
+"""Many cards at once, in the order of a rollout: a thread for each card at work, one that looks after them."""
 
 from __future__ import annotations
 
 import queue
 import signal
 import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 import click
 
-from meshfusion.dpu.image.flash_types import Outcome, Phase, Progress
 from meshfusion.dpu.image.rollout import Rollout, RolloutLimits, State
-from meshfusion.tools.mfctl.flash_cards import Image
-from meshfusion.tools.mfctl.flash_jobs import Job, Wishes, run_job
-from meshfusion.tools.mfctl.flash_progress import FlashProgress
+from meshfusion.tools.mfctl.flash_progress import FlashProgress, Standing
 from meshfusion.tools.mfctl.service_access import with_access
 
 _LOOK_S = 0.2
 
 
+class Job(Protocol):
+    """What is to be done to one card. ``is_done``: nothing, any more."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def is_done(self) -> bool: ...
+
+
+J = TypeVar("J", bound=Job)
+R = TypeVar("R")
+
+
 @dataclass(frozen=True, slots=True)
-class Results:
+class Work(Generic[J, R]):
+    """``run``: a job to its end; what stops it, and who is told how it stands. ``is_success``, ``serves_as_before``:
+    of what came out."""
+
+    run: Callable[[J, threading.Event, Callable[[Standing], None]], R]
+    is_success: Callable[[R], bool]
+    serves_as_before: Callable[[R], bool] = lambda _: False
+
+
+@dataclass(frozen=True, slots=True)
+class Results(Generic[R]):
     """``outcomes``: of the cards that were begun with. ``why_stopped``: "" when the rollout went to its end."""
 
     states: dict[str, State]
-    outcomes: dict[str, Outcome]
+    outcomes: dict[str, R]
     why_stopped: str
     is_interrupted: bool
 
 
-class _Running:
-    def __init__(self, image: Image, wishes: Wishes, stop: threading.Event) -> None:
-        self._image, self._wishes, self._stop = image, wishes, stop
-        self.said: queue.SimpleQueue[tuple[str, Progress | Outcome | BaseException]] = queue.SimpleQueue()
+@dataclass(frozen=True, slots=True)
+class _Stands:
+    """In between."""
 
-    def begin(self, job: Job) -> None:
+    standing: Standing
+
+
+class _Running(Generic[J, R]):
+    def __init__(self, work: Work[J, R], stop: threading.Event) -> None:
+        self._work, self._stop = work, stop
+        self.said: queue.SimpleQueue[tuple[str, _Stands | R | BaseException]] = queue.SimpleQueue()
+
+    def begin(self, job: J) -> None:
         call = with_access(lambda: self._run(job))
         # Not waited for at the end of the process: whoever interrupts twice wants it to end.
-        threading.Thread(target=call, daemon=True, name=f"flash-{job.target.name}").start()
+        threading.Thread(target=call, daemon=True, name=f"card-{job.name}").start()
 
-    def _run(self, job: Job) -> None:
+    def _run(self, job: J) -> None:
         # A signal that this thread got would interrupt a write to the card.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
-        name = job.target.name
+        name = job.name
         try:
-            told = run_job(job, self._image, self._wishes, self._stop, lambda p: self.said.put((name, p)))
+            told = self._work.run(job, self._stop, lambda standing: self.said.put((name, _Stands(standing))))
         except BaseException as error:  # told to the thread that looks after all
             self.said.put((name, error))
         else:
             self.said.put((name, told))
 
 
-def roll_out(jobs: list[Job], image: Image, wishes: Wishes, limits: RolloutLimits, progress: FlashProgress) -> Results:
+def roll_out(jobs: Sequence[J], work: Work[J, R], limits: RolloutLimits, progress: FlashProgress) -> Results[R]:
     """Raises what a job raises that is no outcome, when all that runs has ended."""
-    by_name = {job.target.name: job for job in jobs}
-    rollout = Rollout(list(by_name), limits, done=frozenset(job.target.name for job in jobs if job.is_done))
+    by_name = {job.name: job for job in jobs}
+    rollout = Rollout(list(by_name), limits, done=frozenset(job.name for job in jobs if job.is_done))
     stop = threading.Event()
-    running = _Running(image, wishes, stop)
-    outcomes: dict[str, Outcome] = {}
+    running = _Running(work, stop)
+    outcomes: dict[str, R] = {}
     defects: list[BaseException] = []
     former: Any = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
@@ -66,7 +94,7 @@ def roll_out(jobs: list[Job], image: Image, wishes: Wishes, limits: RolloutLimit
             try:
                 for name in rollout.begin_next():
                     running.begin(by_name[name])
-                _hear(running, rollout, outcomes, defects, progress)
+                _hear(running, work, rollout, outcomes, defects, progress)
             except KeyboardInterrupt:
                 if stop.is_set():
                     raise
@@ -81,9 +109,10 @@ def roll_out(jobs: list[Job], image: Image, wishes: Wishes, limits: RolloutLimit
 
 
 def _hear(
-    running: _Running,
+    running: _Running[J, R],
+    work: Work[J, R],
     rollout: Rollout,
-    outcomes: dict[str, Outcome],
+    outcomes: dict[str, R],
     defects: list[BaseException],
     progress: FlashProgress,
 ) -> None:
@@ -91,12 +120,13 @@ def _hear(
         name, said = running.said.get(timeout=_LOOK_S)
     except queue.Empty:
         return
-    if isinstance(said, Progress):
-        progress.update(name, said)
+    if isinstance(said, _Stands):
+        progress.update(name, said.standing)
         return
     progress.ended(name)
-    if isinstance(said, Outcome):
-        outcomes[name] = said
-    else:
+    if isinstance(said, BaseException):
         defects.append(said)
-    rollout.ended(name, is_done=isinstance(said, Outcome) and said.end is Phase.DONE)
+        rollout.ended(name, is_done=False)
+        return
+    outcomes[name] = said
+    rollout.ended(name, is_done=work.is_success(said), serves_as_before=work.serves_as_before(said))

@@ -95,6 +95,7 @@ class _TargetEntry(BaseModel):
     name: str = Field("", max_length=100, examples=["dpu-1"])
     service: str = Field("", examples=["dpu-1:7000"])
     address: str = Field("", examples=["192.168.100.2"])
+    ssh: str = Field("", description="For mfctl dpu upgrade, which the same file serves.")
 
 
 class _TargetsFile(BaseModel):

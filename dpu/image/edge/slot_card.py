@@ -7,8 +7,7 @@ import http.client
 import io
 import re
 import shlex
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from importlib.resources import files
 from typing import Final
 
@@ -17,13 +16,23 @@ import yaml
 from meshfusion.dpu.api.address import TcpAddress, parse_address
 from meshfusion.dpu.image.edge.shell import Shell
 from meshfusion.dpu.image.errors import CardError, FaultKind
-from meshfusion.dpu.image.slots.card_state import PROTOCOL, CardState, parse_status
+from meshfusion.dpu.image.slots.card_state import PROTOCOL, CardState, ServiceRuns, parse_status
 from meshfusion.dpu.image.slots.preflight import CardFacts
 from meshfusion.dpu.image.slots.readiness import judged
 from meshfusion.dpu.image.slots.service_image import formats_of_config
 from meshfusion.dpu.image.slots.types import Blob, Probed, Wanted
 from meshfusion.jbof.errors import ConfigError
 
+CONFIG: Final = "/etc/meshfusion/service.yaml"
+_PROGRAMS: Final = "/usr/lib/meshfusion"
+_SLOTCTL: Final = f"{_PROGRAMS}/slotctl"
+_FILES: Final = (
+    ("slot-runner", f"{_PROGRAMS}/slot-runner", "755"),
+    ("slots.conf", "/etc/systemd/system/meshfusion.service.d/slots.conf", "644"),
+    ("slotctl", _SLOTCTL, "755"),
+)
+"""Name here, place on a card, and permissions; in the order in which they are put there."""
+_WITHOUT_SLOTS: Final = "uname -m; df -Pk /var/lib | tail -n 1; systemctl show --property=LoadState --value meshfusion"
 _PROBE_S: Final = 10.0
 _PUT_S: Final = 120.0
 _UNPACK_S: Final = 900.0
@@ -39,28 +48,17 @@ _STEPS: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Places:
-    """Where things are on a card."""
-
-    programs: str = "/usr/lib/meshfusion"
-    drop_in: str = "/etc/systemd/system/meshfusion.service.d/slots.conf"
-    config: str = "/etc/meshfusion/service.yaml"
-    reload_units: str = "systemctl daemon-reload"
-
-
 class SlotCard:
     """Calls raise CardError. ``read``: bytes of a blob that is copied."""
 
-    def __init__(
-        self, shell: Shell, read: Callable[[Blob, int, int], bytes] | None = None, places: Places = Places()
-    ) -> None:
-        self.shell, self._read, self._places = shell, read, places
+    def __init__(self, shell: Shell, read: Callable[[Blob, int, int], bytes] | None = None) -> None:
+        self.shell, self._read = shell, read
         self._telemetry = ""
 
     def facts(self) -> CardFacts:
         """Changes nothing. A card without slotctl is one without slots."""
-        state = self.look()
+        is_there = self._run(f"test -x {_SLOTCTL} && echo yes || true", "slotctl").strip() == b"yes"
+        state = self.look() if is_there else self._without_slots()
         self._telemetry = self._telemetry_address()
         former = formats_of_config(self._slotctl("show", state.committed, "image")) if state.committed else None
         return CardFacts(state, former, self._telemetry)
@@ -75,11 +73,22 @@ class SlotCard:
     def look(self) -> CardState:
         return parse_status(self._slotctl("status").decode(errors="replace"))
 
+    def _without_slots(self) -> CardState:
+        lines = self._run(_WITHOUT_SLOTS, "systemd").decode(errors="replace").splitlines()
+        try:
+            machine, free_kib, loaded = lines[0], int(lines[1].split()[3]), lines[2]
+        except (IndexError, ValueError):
+            step = "See that it is the card's Linux, with systemd, that ssh leads to."
+            raise CardError(FaultKind.REFUSED, f"{self.shell.where}: is no card", next_step=step) from None
+        if loaded != "loaded":
+            step = f"Flash the card with a service bundle, or put the bundle's units onto {self.shell.where}."
+            raise CardError(FaultKind.REFUSED, f"{self.shell.where}: has no meshfusion.service", next_step=step)
+        return CardState(machine, "", ServiceRuns.STOPPED, "", "", free_kib * 1024)
+
     def install(self) -> None:
         """slotctl as this release has it, unless there is a later one, which is refused. Each file is replaced as a
         whole, and what runs is not disturbed: until a slot is picked, nothing reads them."""
-        own = {name: _own(name) for name in ("slotctl", "slot-runner", "slots.conf")}
-        there = self._run(f"cat {shlex.quote(self._places.programs)}/slotctl 2>/dev/null || true", "slotctl")
+        there = self._run(f"cat {_SLOTCTL} 2>/dev/null || true", "slotctl")
         found = re.search(rb"^PROTOCOL=(\d+)$", there, re.MULTILINE)
         if found is not None and int(found[1]) > PROTOCOL:
             raise CardError(
@@ -87,18 +96,9 @@ class SlotCard:
                 f"the slotctl of {self.shell.where} speaks version {int(found[1])}, this mfctl version {PROTOCOL}",
                 next_step="Use the mfctl that last upgraded this card, or a later one.",
             )
-        programs = self._places.programs
-        for name, path in (
-            ("slot-runner", f"{programs}/slot-runner"), ("slots.conf", self._places.drop_in),
-            ("slotctl", f"{programs}/slotctl"),
-        ):  # fmt: skip
-            self._run(_replacing(path, "644" if name == "slots.conf" else "755"), name, data=own[name])
-        self._run(self._places.reload_units, "systemd")
-
-    @property
-    def is_installed(self) -> bool:
-        path = shlex.quote(f"{self._places.programs}/slotctl")
-        return self._run(f"[ -x {path} ] && echo yes || true", "slotctl").strip() == b"yes"
+        for name, path, mode in _FILES:
+            self._run(_replacing(path, mode), name, data=_own(name))
+        self._run("systemctl daemon-reload", "systemd")
 
     def forget(self, names: tuple[str, ...]) -> None:
         self._slotctl("forget", *names)
@@ -143,7 +143,7 @@ class SlotCard:
         self.shell.close()
 
     def _telemetry_address(self) -> str:
-        text = self._run(f"cat {shlex.quote(self._places.config)} 2>/dev/null || true", self._places.config)
+        text = self._run(f"cat {CONFIG} 2>/dev/null || true", CONFIG)
         try:
             document = yaml.safe_load(text)
             listen = document["telemetry"]["listen"]
@@ -166,7 +166,7 @@ class SlotCard:
         return None
 
     def _slotctl(self, verb: str, *words: str, data: bytes = b"", timeout_s: float = 30.0) -> bytes:
-        words_text = " ".join(map(shlex.quote, (f"{self._places.programs}/slotctl", verb, *words)))
+        words_text = " ".join(map(shlex.quote, (_SLOTCTL, verb, *words)))
         try:
             return self.shell.run(words_text, about=f"slotctl {verb}", data=data, timeout_s=timeout_s)
         except CardError as error:
@@ -202,9 +202,8 @@ def _own(name: str) -> bytes:
 
 
 def _replacing(path: str, mode: str) -> str:
-    quoted = shlex.quote(path)
     return (
-        f'set -e; mkdir -p "$(dirname {quoted})"; cat >{quoted}.new; '
-        f"if cmp -s {quoted}.new {quoted}; then rm -f {quoted}.new; exit 0; fi; "
-        f"chmod {mode} {quoted}.new; sync {quoted}.new 2>/dev/null || sync; mv -f {quoted}.new {quoted}"
+        f"set -e; mkdir -p {path.rpartition('/')[0]}; cat >{path}.new; "
+        f"if cmp -s {path}.new {path}; then rm -f {path}.new; exit 0; fi; "
+        f"chmod {mode} {path}.new; sync {path}.new 2>/dev/null || sync; mv -f {path}.new {path}"
     )

@@ -12,6 +12,7 @@ import tarfile
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, Final
 
@@ -123,7 +124,7 @@ def _checked_layers(layout: Path, layers: list[Descriptor], told: Callable[[int,
         except FileNotFoundError:
             raise BundleError(f"{path} does not exist", next_step=_STEP) from None
         with file:
-            counted = _Counted(file, lambda done, before=before_bytes: told(before + done, total_bytes))
+            counted = _Counted(file, partial(_told_from, told, before_bytes, total_bytes))
             unpacked_bytes += _checked_members(path, LAYER_TYPES[layer.mediaType], counted, links)
             while counted.read(_PIECE_BYTES):  # behind the end of the archive
                 pass
@@ -158,11 +159,16 @@ def _checked_members(path: Path, is_packed: bool, file: _Counted, links: set[Pur
 
 
 def _members(file: _Counted, *, is_packed: bool) -> Iterator[tarfile.TarInfo]:
-    plain: Any = gzip.GzipFile(fileobj=file) if is_packed else file  # type: ignore[arg-type]
+    source: Any = file  # it reads, which is all that is asked of it
+    plain = gzip.GzipFile(fileobj=source, mode="rb") if is_packed else source
     with tarfile.open(fileobj=plain, mode="r|") as tar:
         for member in tar:
             yield member
-            tar.members = []  # else all of them stay in memory
+            tar.members = []  # type: ignore[attr-defined]  # else all of them stay in memory
+
+
+def _told_from(told: Callable[[int, int], None], before_bytes: int, total_bytes: int, done_bytes: int) -> None:
+    told(before_bytes + done_bytes, total_bytes)
 
 
 class _Counted:

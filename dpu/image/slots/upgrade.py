@@ -1,7 +1,7 @@
 """The change of the service on one card, as a state machine: no I/O, no clock.
 
 :meth:`Upgrade.begin` gives the first effect; for each effect the caller brings back one event to :meth:`Upgrade.next`,
-with the time, and gets the next effect, until it is an :class:`~meshfusion.dpu.image.slots.types.End`. What it holds to:
+with the time, and gets the next effect, until an :class:`~meshfusion.dpu.image.slots.types.End`. What it holds to:
 
 - The card is the only memory: nothing is kept elsewhere, so that any later run, from any machine, goes on where the
   card is. A fault of unknown fate is followed by a look, or by the same effect, each of which can be repeated.
@@ -68,8 +68,8 @@ class _FaultedError(_EndedError):
 
 class Upgrade:
     """``token``: of this run, unlike any other. ``steady_s``: so long the new service is to be ready without a break.
-    ``drain_within_s``: None to leave the end of what is open to the stop of the service. ``ends_trial``: a trial that is
-    on is ended, whoever began it, and that is all."""
+    ``drain_within_s``: None to leave the end of what is open to the stop of the service. ``ends_trial``: a trial that
+    is on is ended, whoever began it, and that is all."""
 
     def __init__(
         self,

@@ -25,8 +25,8 @@ class KilledError(Exception):
 
 @dataclass(frozen=True)
 class Behaviour:
-    """Of the service in one bundle. Times are seconds after its start; FOREVER: never. ``ends``: when it ends by itself,
-    ``is_restarted``: and systemd starts it again, as after a crash."""
+    """Of the service in one bundle. Times are seconds after its start; FOREVER: never. ``ends_s``: when it ends by
+    itself, ``is_restarted``: and systemd starts it again, as after a crash."""
 
     version: str
     start_s: float = 3.0
@@ -45,8 +45,8 @@ class Behaviour:
 
 @dataclass
 class FakeCard:
-    """``services``: by digest of the bundle. ``cut_rate``: of durable changes in which the power goes. ``kill_rate``: of
-    those of a script that ``is_over_ssh`` in which that dies."""
+    """``services``: by digest of the bundle. ``cut_rate``: of durable changes in which the power goes. ``kill_rate``:
+    of those of a script that ``is_over_ssh`` in which that dies."""
 
     services: dict[str, Behaviour]
     rng: random.Random = field(default_factory=lambda: random.Random(0))

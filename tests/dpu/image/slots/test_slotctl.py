@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -200,54 +202,57 @@ def _comparable(state: CardState) -> dict[str, Any]:
 
 def _step(rng: random.Random, script: Script, twin: Twin, noted: _Noted, blobs: list[bytes]) -> str:
     """One verb to both; what it was."""
-    token, slot, blob = rng.choice(("t-1", "t-2")), rng.choice("ab"), rng.choice(blobs)
-    data: bytes = b""
-    match rng.choice(("put", "put", "unpack", "unpack", "arm", "arm", "arm", "switch", "pick", "pick", "commit",
-                      "commit", "abort", "expire", "forget")):  # fmt: skip
+    verbs = ("put", "put", "unpack", "unpack", "arm", "arm", "arm", "switch", "pick", "pick", "commit", "commit",
+             "abort", "expire", "forget")  # fmt: skip
+    verb, token, slot, blob = rng.choice(verbs), rng.choice(("t-1", "t-2")), rng.choice("ab"), rng.choice(blobs)
+    data = b""
+    call: Callable[[], object]
+    words: tuple[str, ...]
+    match verb:
         case "put":
             there = twin.blobs.get(f"{sha256(blob)}.part", 0)
             offset = there if rng.random() < 0.9 else 3
             data = blob[offset:] if rng.random() < 0.8 else blob[offset : offset + 2]
             if is_damaged := rng.random() < 0.05 and len(data) > 1:
                 data = data[:-1] + bytes([data[-1] ^ 1])
-            twin_call = lambda: twin.put(sha256(blob), offset, len(blob), len(data), is_damaged=is_damaged)  # noqa: E731
-            words: tuple[str, ...] = ("put", sha256(blob), str(offset), str(len(blob)))
+            call = partial(twin.put, sha256(blob), offset, len(blob), len(data), is_damaged=is_damaged)
+            words = (sha256(blob), str(offset), str(len(blob)))
         case "unpack":
-            digests = (sha256(rng.choice(blobs[:2])), sha256(blobs[2]), sha256(blobs[3]))
-            twin_call = lambda: twin.unpack(slot, *digests)  # noqa: E731
-            words = ("unpack", slot, *digests)
+            words = (slot, sha256(rng.choice(blobs[:2])), sha256(blobs[2]), sha256(blobs[3]))
+            call = partial(twin.unpack, *words)
         case "arm":
             digest = twin.slots.get(slot) or sha256(blobs[0])
-            twin_call = lambda: twin.arm(slot, token, 20, digest)  # noqa: E731
-            words = ("arm", slot, token, "20", digest)
+            call, words = partial(twin.arm, slot, token, 20, digest), (slot, token, "20", digest)
         case "pick":
-            twin_call = lambda: twin.pick() and None  # noqa: E731
-            words = ("pick",)
+            call, words = twin.pick, ()
         case "abort":
-            twin_call = lambda: twin.abort(token, "no more")  # noqa: E731
-            words = ("abort", token, "no more")
+            call, words = partial(twin.abort, token, "no more"), (token, "no more")
         case "forget":
-            twin_call = lambda: twin.forget(sha256(blob))  # noqa: E731
-            words = ("forget", sha256(blob))
-        case verb:
-            twin_call = lambda: getattr(twin, verb)(token)  # noqa: E731
-            words = (verb, token)
-    ran = script.run(*words, data=data)
-    expected = 0
-    try:
-        twin_call()
-    except BusyError:
-        expected = 3
-        assert b"busy: " in ran.stderr, (words, ran.stderr)
-    except RefusedError:
-        expected = 3
-        assert b"busy: " not in ran.stderr, (words, ran.stderr)
-    except DamagedError:
-        expected = 4
-    assert ran.returncode == expected, (words, ran, twin)
-    assert script.asked() == noted.asked, words
+            call, words = partial(twin.forget, sha256(blob)), (sha256(blob),)
+        case _:
+            alone = {"switch": twin.switch, "commit": twin.commit, "expire": twin.expire}
+            call, words = partial(alone[verb], token), (token,)
+    ran = script.run(verb, *words, data=data)
+    expected = _expected(call, ran.stderr)
+    assert ran.returncode == expected, (verb, words, ran, twin)
+    assert script.asked() == noted.asked, (verb, words)
     noted.asked.clear()
-    return words[0] if expected == 0 else f"{words[0]} refused"
+    return verb if expected == 0 else f"{verb} refused"
+
+
+def _expected(call: Callable[[], object], said: bytes) -> int:
+    """The exit code that the twin's answer stands for."""
+    try:
+        call()
+    except BusyError:
+        assert b"busy: " in said, said
+        return 3
+    except RefusedError:
+        assert b"busy: " not in said, said
+        return 3
+    except DamagedError:
+        return 4
+    return 0
 
 
 def _beside_its_twin(folder: Path, seed: int, steps: int) -> set[str]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from meshfusion.dpu.image.slots import upgrade as upgrade_module
+from meshfusion.dpu.image.slots import words
 from meshfusion.dpu.image.slots.card_state import ServiceRuns
 from meshfusion.dpu.image.slots.types import Abort, Commit, Deadlines, Outcome, Phase, Probe, Switch
 from meshfusion.dpu.image.slots.upgrade import Upgrade
@@ -316,7 +316,7 @@ def test_a_planted_commit_at_the_first_ready_is_found(monkeypatch: pytest.Monkey
 
 
 def test_a_planted_blindness_to_versions_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upgrade_module.words, "not_yet", lambda seen, version: "" if seen.is_ready else seen.reason)
+    monkeypatch.setattr(words, "not_yet", lambda seen, version: "" if seen.is_ready else seen.reason)
     assert "no good was committed" in _first_violation()
 
 
