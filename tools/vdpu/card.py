@@ -7,6 +7,7 @@ here, when what they tell of happens, those of MISC by the card's own system.
 from __future__ import annotations
 
 import errno
+import re
 import subprocess
 import threading
 import time
@@ -16,18 +17,19 @@ from pathlib import Path
 from typing import Final
 
 from meshfusion.dpu.image.errors import BfbError
-from meshfusion.tools.vdpu.hardware import DriveBoot, Hardware, RshimBoot
+from meshfusion.tools.vdpu.hardware import BOOT_SERIAL, DriveBoot, Hardware, RshimBoot
 from meshfusion.tools.vdpu.rshim_view import RshimView
 from meshfusion.tools.vdpu.stream_parts import taken_apart, write_boot_files
 
 _LOOK_S: Final = 0.1
 _ENDING_S: Final = 10.0
 _UEFI_LINES: Final = (
-    (b"UEFI firmware", " INFO[BL2]: UEFI loaded"),
-    (b"BdsDxe: loading", " INFO[UEFI]: PCIe enum end"),
-    (b"BdsDxe: starting", " INFO[UEFI]: exit Boot Service"),
+    (re.compile(rb"UEFI firmware"), " INFO[BL2]: UEFI loaded"),
+    (re.compile(rb"BdsDxe: loading "), " INFO[UEFI]: PCIe enum end"),
+    (re.compile(rb"BdsDxe: starting .*" + BOOT_SERIAL.encode()), " INFO[UEFI]: exit Boot Service"),
 )
-"""What the firmware writes to its console, and what a card would say then."""
+"""What the firmware writes to its console, and what a card would say then. With nothing on the boot drive it starts its
+own shell."""
 
 
 class VirtualCard:
@@ -132,8 +134,8 @@ class VirtualCard:
     def _listen(self, console: _Tail, log: _Tail, boot: RshimBoot | DriveBoot) -> None:
         for line in console.lines():
             if isinstance(boot, DriveBoot):
-                for text, said in _UEFI_LINES:
-                    if text in line:
+                for pattern, said in _UEFI_LINES:
+                    if pattern.search(line):
                         self._say(said)
         for line in log.lines():
             self._say(line.decode(errors="replace"))
