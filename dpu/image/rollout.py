@@ -1,7 +1,7 @@
 """The order in which many cards are flashed: a bounded rollout, as a state machine. No I/O, no clock.
 
-First the canaries; only when every one of them has succeeded, the rest. At no time are more than
-``max_unavailable`` cards out of service; one that failed counts, unless it is known to serve as it did before. After more than
+First the canaries; only when every one of them has succeeded, the rest. At no time are more than ``max_unavailable``
+cards out of service; one that failed counts, unless it is known to serve as it did before. After more than
 ``max_failures`` failures nothing new begins; what runs goes on to its end, since a card at work must not be left alone.
 """
 

@@ -42,7 +42,7 @@ def flash_cards(targets: tuple[Target, ...], bmc: BmcAccess, options: dict[str, 
             _ask(jobs, image)
         limits = RolloutLimits(options["canaries"], options["max_unavailable"], options["max_failures"])
         with FlashProgress(is_quiet=output_format != "table") as bars:
-            work = Work[Job, Outcome](
+            work: Work[Job, Outcome] = Work(
                 lambda job, stop, told: run_job(job, image, wishes, stop, told), lambda out: out.end is Phase.DONE
             )
             results = roll_out(jobs, work, limits, bars)

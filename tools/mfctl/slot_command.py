@@ -39,7 +39,7 @@ def upgrade_cards(targets: tuple[SlotTarget, ...], options: dict[str, Any]) -> N
         if not options["yes"]:
             _ask(jobs, wishes)
         limits = RolloutLimits(options["canaries"], options["max_unavailable"], options["max_failures"])
-        work = Work[SlotJob, Outcome](
+        work: Work[SlotJob, Outcome] = Work(
             lambda job, stop, told: run_slot_job(job, wishes, stop, told),
             is_success=lambda outcome: not outcome.problem,
             serves_as_before=lambda outcome: outcome.end in (Phase.ROLLED_BACK, Phase.STOPPED),
