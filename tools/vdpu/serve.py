@@ -1,4 +1,4 @@
-"""Keeps one virtual card: its machine, its files under a folder, and the host's end of its tmfifo, until interrupted."""
+"""Keeps one virtual card, until interrupted: its machine, its files in a folder, the host's end of its tmfifo."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from meshfusion.tools.vdpu.tmfifo import host_end
 BOOT_DRIVE_MIB: Final = 8192
 _TAKE_LOCK_S: Final = 1.0
 _ENDING_S: Final = 30.0
+_ENDED_BY_SIGNAL: Final = 8  # what libfuse's loop then gives
 _CHIP: Final = "BlueField-3(Rev 1)"
 
 
@@ -91,10 +92,16 @@ def _mount(card: VirtualCard, folder: Path, ready: Callable[[], None]) -> None:
 
     _unmount(folder)
     folder.mkdir(exist_ok=True)
+    files = RshimFiles(lambda: card)
     waiting = threading.Thread(target=_when_there, args=(folder / "misc", ready), daemon=True)
     waiting.start()
     try:
-        mfusepy.FUSE(RshimFiles(lambda: card), str(folder), foreground=True, raw_fi=True, nothreads=False)
+        mfusepy.FUSE(files, str(folder), foreground=True, raw_fi=True, nothreads=False)
+    except RuntimeError as error:
+        if error.args != (_ENDED_BY_SIGNAL,):
+            raise LabError(
+                f"the files cannot be mounted at {folder}: libfuse gives {error}", next_step="look above for its words"
+            ) from None
     finally:
         _unmount(folder)
 
