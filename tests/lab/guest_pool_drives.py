@@ -107,7 +107,7 @@ def key(chunk: int) -> bytes:
     return bytes([chunk + 1]) * 32
 
 
-def store(pool: Pool, attachment: api.Attachment, path: DataPath, kv: KvMemory, chunk: int) -> None:
+def store(pool: api.ChunkService, attachment: api.Attachment, path: DataPath, kv: KvMemory, chunk: int) -> None:
     """Blocks 2n and 2n + 1, as an engine stores them."""
     size = api.ShardSize(0, kv.layout.unit_bytes, UNITS)
     item = api.ReserveItem(key(chunk), 0, 16 * chunk, 16, (size,))

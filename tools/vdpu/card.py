@@ -23,6 +23,10 @@ from meshfusion.tools.vdpu.stream_parts import taken_apart, write_boot_files
 
 _LOOK_S: Final = 0.1
 _ENDING_S: Final = 10.0
+_FIRST_LINES: Final[dict[type, tuple[str, ...]]] = {
+    RshimBoot: (" INFO[UEFI]: exit Boot Service",),
+    DriveBoot: (" INFO[PSC]: PSC BL1 START", " INFO[BL2]: start", " INFO[BL2]: boot mode (emmc)"),
+}
 _UEFI_LINES: Final = (
     (re.compile(rb"UEFI firmware"), " INFO[BL2]: UEFI loaded"),
     (re.compile(rb"BdsDxe: loading "), " INFO[UEFI]: PCIe enum end"),
@@ -102,6 +106,8 @@ class VirtualCard:
             with self._lock:
                 self._asked.clear()
                 boot = self._boot
+                for line in _FIRST_LINES.get(type(boot), ()):
+                    self._view.say(line)
             if boot is None:
                 self._asked.wait(_LOOK_S)
                 continue
@@ -121,10 +127,6 @@ class VirtualCard:
         console = _Tail(self._hardware.console)
         log = _Tail(self._hardware.rshim_log)
         self._hardware.wire.unlink(missing_ok=True)
-        self._say(" INFO[UEFI]: exit Boot Service" if isinstance(boot, RshimBoot) else " INFO[PSC]: PSC BL1 START")
-        if isinstance(boot, DriveBoot):
-            self._say(" INFO[BL2]: start")
-            self._say(" INFO[BL2]: boot mode (emmc)")
         with started(self._hardware.argv(boot)) as machine:
             while machine.poll() is None and not self._asked.is_set():
                 time.sleep(_LOOK_S)
@@ -141,8 +143,10 @@ class VirtualCard:
             self._say(line.decode(errors="replace"))
 
     def _say(self, line: str) -> None:
+        """What a machine said that was reset meanwhile is not heard."""
         with self._lock:
-            self._view.say(line)
+            if not self._asked.is_set():
+                self._view.say(line)
 
 
 class _Tail:

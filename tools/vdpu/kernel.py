@@ -13,10 +13,10 @@ from meshfusion.tools.lab.tcg_image import ArchiveEntry, cpio_archive
 from meshfusion.tools.vdpu.tree import Tree, file, laid_over
 
 MODULES: Final = (
-    "af_packet", "btrfs", "configfs", "dm_crypt", "dm_mod", "ext4", "fuse", "ib_uverbs", "loop", "mmc_block", "nls_ascii",
-    "nls_cp437", "null_blk", "nvme", "nvme_fabrics", "nvme_rdma", "nvme_tcp", "nvmet", "nvmet_rdma", "nvmet_tcp",
-    "overlay", "rdma_rxe", "rdma_ucm", "sdhci_pci", "squashfs", "tun", "vfat", "virtio_blk", "virtio_console",
-    "virtio_net", "virtio_pci", "virtio_rng", "xfs",
+    "autofs4", "configfs", "crc32_generic", "dm_crypt", "dm_mod", "ext4", "fuse", "ib_uverbs", "loop", "mmc_block",
+    "nls_ascii", "nls_cp437", "null_blk", "nvme", "nvme_fabrics", "nvme_rdma", "nvme_tcp", "nvmet", "nvmet_rdma",
+    "nvmet_tcp", "overlay", "rdma_rxe", "rdma_ucm", "sdhci_pci", "squashfs", "tun", "vfat", "virtio_blk",
+    "virtio_console", "virtio_net", "virtio_pci", "virtio_rng",
 )  # fmt: skip
 _BOOT_MODULES: Final = ("virtio_pci", "virtio_console", "nvme", "mmc_block", "sdhci_pci", "virtio_blk", "ext4")
 _FOLDER: Final = "usr/lib/modules"
