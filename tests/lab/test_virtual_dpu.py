@@ -101,7 +101,9 @@ def _labels(bench: Bench) -> list[str]:
 def _give_certificates(bench: Bench) -> None:
     for name, mode in (("service.pem", 644), ("service.key", 600), ("ca.pem", 644)):
         path = f"/etc/meshfusion/tls/{name}"
-        bench.ssh(f"mkdir -p /etc/meshfusion/tls && cat > {path} && chmod {mode} {path}", (bench.tls / name).read_bytes())
+        bench.ssh(
+            f"mkdir -p /etc/meshfusion/tls && cat > {path} && chmod {mode} {path}", (bench.tls / name).read_bytes()
+        )
 
 
 def _runs(bench: Bench) -> tuple[str, str]:

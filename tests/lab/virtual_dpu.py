@@ -52,7 +52,9 @@ telemetry: {{listen: "127.0.0.1:9477"}}
 def run(*argv: str | Path, cwd: Path = ROOT, environment: dict[str, str] | None = None, data: bytes = b"") -> str:
     """What it printed; fails with all that it said."""
     words = [str(word) for word in argv]
-    done = subprocess.run(words, cwd=cwd, env=environment, input=data, capture_output=True, timeout=_STEP_S, check=False)
+    done = subprocess.run(
+        words, cwd=cwd, env=environment, input=data, capture_output=True, timeout=_STEP_S, check=False
+    )
     said = done.stdout.decode(errors="replace")
     assert done.returncode == 0, f"{' '.join(words)}\n{said}{done.stderr.decode(errors='replace')}"
     return said
@@ -169,9 +171,34 @@ def make_certificates(folder: Path) -> None:
     """A CA, the service's certificate and an engine's, by OpenSSL."""
     folder.mkdir()
     curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
-    run("openssl", "req", "-x509", *curve, "-keyout", "ca.key", "-out", "ca.pem", "-days", "2", "-subj", "/CN=ca", cwd=folder)
+    run(
+        "openssl",
+        "req",
+        "-x509",
+        *curve,
+        "-keyout",
+        "ca.key",
+        "-out",
+        "ca.pem",
+        "-days",
+        "2",
+        "-subj",
+        "/CN=ca",
+        cwd=folder,
+    )
     for name, names in (("service", f"IP:{ADDRESS},IP:10.77.0.1"), ("engine-1", "DNS:engine-1")):
-        run("openssl", "req", *curve, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}", cwd=folder)
+        run(
+            "openssl",
+            "req",
+            *curve,
+            "-keyout",
+            f"{name}.key",
+            "-out",
+            f"{name}.csr",
+            "-subj",
+            f"/CN={name}",
+            cwd=folder,
+        )
         (folder / f"{name}.ext").write_text(f"subjectAltName={names}\n")
         run(
             "openssl", "x509", "-req", "-in", f"{name}.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial",

@@ -39,7 +39,7 @@ Subsystem sftp /usr/lib/openssh/sftp-server
 """
 _KEYS_UNIT: Final = """[Service]
 ExecStartPre=
-ExecStartPre=/bin/sh -c 'test -e /etc/ssh/ssh_host_ed25519_key || ssh-keygen -q -t ed25519 -N "" -f /etc/ssh/ssh_host_ed25519_key'
+ExecStartPre=/bin/sh -c 'cd /etc/ssh && test -e ssh_host_ed25519_key || ssh-keygen -qt ed25519 -N "" -f ssh_host_ed25519_key'
 ExecStartPre=/usr/sbin/sshd -t
 """
 _RSHIM_UNIT: Final = """[Unit]

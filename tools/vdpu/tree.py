@@ -19,9 +19,10 @@ from meshfusion.tools.lab.tcg_image import ArchiveEntry
 MERGED: Final = ("bin", "sbin", "lib")
 """Links into usr since Debian 12, whatever a package's own paths say."""
 _DROPPED: Final = (
-    "usr/share/doc/", "usr/share/man/", "usr/share/info/", "usr/share/locale/", "usr/share/lintian/", "usr/share/bug/",
-    "usr/share/perl/", "usr/lib/aarch64-linux-gnu/perl/", "usr/lib/aarch64-linux-gnu/libperl.so.5.36",
-    "usr/lib/aarch64-linux-gnu/gconv/", "usr/lib/udev/hwdb.d/", "usr/lib/linux-image-", "usr/lib/klibc/", "boot/System.map-", "boot/config-",
+    "boot/System.map-", "boot/config-", "usr/lib/aarch64-linux-gnu/gconv/", "usr/lib/aarch64-linux-gnu/libperl.so.5.36",
+    "usr/lib/aarch64-linux-gnu/perl/", "usr/lib/klibc/", "usr/lib/linux-image-", "usr/lib/udev/hwdb.d/",
+    "usr/share/bug/", "usr/share/doc/", "usr/share/info/", "usr/share/lintian/", "usr/share/locale/", "usr/share/man/",
+    "usr/share/perl/",
 )  # fmt: skip
 
 
