@@ -22,20 +22,28 @@ _AGAIN: Final = "take the bundle from its source again, or build it anew after a
 def bundle_problems(
     folder: Path, bundle: Bundle, moved: Callable[[int], object] = lambda _: None
 ) -> list[ConfigProblem]:
-    """Everything that is wrong; empty: nothing is. ``moved``: told how many bytes were read since the last call.
+    """Everything that is wrong with its signature and its content; empty: nothing is. As :func:`content_problems`."""
+    problems = content_problems(folder, bundle, moved)
+    if bundle.signature is not SignatureState.VALID:
+        fix = "take a bundle from whom you trust, or sign it yourself: mfctl image sign"
+        problems.insert(0, ConfigProblem("signature", "cannot be relied on", fix, bundle.signature.value))
+    return problems
+
+
+def content_problems(
+    folder: Path, bundle: Bundle, moved: Callable[[int], object] = lambda _: None
+) -> list[ConfigProblem]:
+    """Everything that is not as its manifest says, or does not fit together. ``moved``: told how many bytes were read
+    since the last call.
 
     Raises OSError for what cannot be read.
     """
     manifest = bundle.manifest
-    problems = []
-    if bundle.signature is not SignatureState.VALID:
-        fix = "take a bundle from whom you trust, or sign it yourself: mfctl image sign"
-        problems.append(ConfigProblem("signature", "cannot be relied on", fix, bundle.signature.value))
     if manifest.format == 1:
-        return problems  # read_bundle has compared all that there is to compare
+        return []  # read_bundle has compared all that there is to compare
     wanted = {entry.path: entry for entry in manifest.files}
     found = dict(_files(folder))
-    problems += [ConfigProblem(path, "is missing", _AGAIN) for path in sorted(wanted.keys() - found.keys())]
+    problems = [ConfigProblem(path, "is missing", _AGAIN) for path in sorted(wanted.keys() - found.keys())]
     for path, mode in sorted(found.items()):
         if not stat.S_ISREG(mode):
             problems.append(ConfigProblem(path, "is no plain file", _AGAIN))

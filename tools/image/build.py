@@ -131,4 +131,4 @@ def _given(plan: Plan) -> Iterator[Component]:
             yield Component("deb", control.name, control.version, sha256, control.architecture)
     elif plan.spdk is not None:
         entry = plan.spdk.entry
-        yield Component("oci", entry.name, f"sha256:{entry.sha256}", entry.sha256)
+        yield Component("oci", entry.name.rpartition("/")[2].lower(), f"sha256:{entry.sha256}", entry.sha256)

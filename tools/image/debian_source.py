@@ -38,10 +38,12 @@ Pin-Priority: -1
 
 @dataclass(frozen=True, slots=True)
 class DebianSource:
-    """``folder``: apt's root, which is made where it is missing."""
+    """``folder``: apt's root, which is made where it is missing. ``sources``: a list of sources, or a file in deb822
+    format that ends in ``.sources``; None: the machine's own."""
 
     folder: Path
     architecture: Architecture
+    sources: Path | None = None
 
     def update(self) -> None:
         """Fetch the lists of packages. Raises BuildError."""
@@ -54,8 +56,8 @@ class DebianSource:
                 raise
         if not self._has_suite():
             raise BuildError(
-                f"the machine's package sources have no {DISTRIBUTION} {SUITE} for {self.architecture.debian}",
-                next_step=f"Add one below /etc/apt/sources.list.d, or build on {DISTRIBUTION} 12, of any architecture.",
+                f"the package sources have no {DISTRIBUTION} {SUITE} for {self.architecture.debian}",
+                next_step=f"Name a file with some of {DISTRIBUTION} {SUITE}: --apt-sources FILE",
             )
 
     def resolve(self, roots: Sequence[str]) -> dict[str, tuple[str, str]]:
@@ -115,6 +117,8 @@ class DebianSource:
             f'APT::Architectures {{ "{debian}"; }};',
             'Acquire::Languages "none";',
         ]
+        if self.sources is not None:
+            lines += [f'Dir::Etc::sourcelist "{self.sources.absolute()}";', 'Dir::Etc::sourceparts "/dev/null";']
         if os.geteuid() == 0:
             lines.append('APT::Sandbox::User "root";')  # its own user could not write here
         return "\n".join(lines) + "\n"

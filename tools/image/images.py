@@ -9,6 +9,8 @@ from typing import Any, Final
 from meshfusion.dpu.image.bundle import ImageEntry
 from meshfusion.tools.image.base_content import base_entries
 from meshfusion.tools.image.deb_content import deb_entries
+from meshfusion.tools.image.errors import BuildError
+from meshfusion.tools.image.formats_label import formats_label
 from meshfusion.tools.image.host_files import CACHE, MFCTL
 from meshfusion.tools.image.oci_layout import LayoutWriter, new_layout
 from meshfusion.tools.image.plan import REPOSITORY, Plan, Told, tag_of
@@ -25,9 +27,11 @@ def write_images(plan: Plan, folder: Path, told: Told) -> list[ImageEntry]:
     """The layout in ``folder``, which is made. Raises BuildError and OSError."""
     writer = new_layout(folder)
     layers = []
+    taken: dict[str, str] = {}
     for what, make in _layers(plan):
         told(f"unpacking {what}", 0, 0)
         tree = make()
+        _check_apart(tree, what, taken)
         layers.append(writer.add_layer(tree, what, _bytes_told(told, f"packing {what}", tree.size_bytes)))
     service = writer.add_image(layers, plan.architecture, _settings(plan), plan.created)
     named = [(plan.reference, service)]
@@ -43,6 +47,16 @@ def write_images(plan: Plan, folder: Path, told: Told) -> list[ImageEntry]:
 def spdk_reference(image: SpdkImage) -> str:
     """Of the operator's image, by its digest: two different ones never have one name."""
     return f"{REPOSITORY}-spdk:{tag_of(image.descriptor.digest.partition(':')[2][:16])}"
+
+
+def _check_apart(tree: Tree, what: str, taken: dict[str, str]) -> None:
+    """A layer hides files of those below it, which would then not be what the lock says. ``taken``: those so far."""
+    for entry in tree.entries():
+        if not entry.is_directory and taken.setdefault(entry.path, what) != what:
+            raise BuildError(
+                f"{what}: /{entry.path} is in the image already, from {taken[entry.path]}",
+                next_step="Leave one of the two out: see the lock, --spdk-deb and the repository.",
+            )
 
 
 def _layers(plan: Plan) -> Iterator[tuple[str, Callable[[], Tree]]]:
@@ -85,6 +99,7 @@ def _settings(plan: Plan) -> dict[str, Any]:
             "org.opencontainers.image.version": plan.version,
             "org.opencontainers.image.revision": plan.source.commit,
             "org.opencontainers.image.licenses": "Apache-2.0",
+            **formats_label(plan.source, plan.version),
         },
     }
 

@@ -28,7 +28,7 @@ class Component:
     @property
     def purl(self) -> str:
         """github.com/package-url/purl-spec."""
-        name, version = quote(self.name, safe=""), quote(self.version, safe="")
+        name, version = quote(self.name, safe=""), quote(self.version, safe=":")
         if self.kind == "deb":
             return f"pkg:deb/debian/{name}@{version}?arch={self.architecture}&distro={SUITE}"
         return f"pkg:{self.kind}/{name}@{version}"

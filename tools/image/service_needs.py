@@ -72,7 +72,7 @@ def _problems(config: ServiceConfig, target: Target) -> Iterator[ConfigProblem]:
         problem = "is no TCP address, at which an upgrade and the kubelet ask whether the service is ready"
         yield ConfigProblem("telemetry.listen", problem, "add telemetry: {listen: 127.0.0.1:9477}", listen)
     if not config.telemetry.probe:
-        yield ConfigProblem("telemetry.probe", "is off, so that nothing proves the service ready", "remove it", "false")
+        yield ConfigProblem("telemetry.probe", "is off, so that nothing proves the service ready", "remove it", False)
 
 
 def _folder_problems(config: ServiceConfig) -> Iterator[ConfigProblem]:

@@ -20,10 +20,12 @@ Fetch = Callable[[Sequence[LockedPackage], Path], Mapping[str, Path]]
 
 @dataclass(frozen=True, slots=True)
 class PackageStore:
-    """``folder``: of files that are named by their SHA-256, and of apt's root."""
+    """``folder``: of files that are named by their SHA-256, and of apt's root. ``sources``: of apt, see
+    :class:`~meshfusion.tools.image.debian_source.DebianSource`."""
 
     folder: Path
     architecture: Architecture
+    sources: Path | None = None
 
     def debs(self, packages: Sequence[LockedPackage]) -> list[tuple[LockedPackage, Path]]:
         """Each with its file. Raises BuildError."""
@@ -35,7 +37,7 @@ class PackageStore:
 
     @property
     def debian(self) -> DebianSource:
-        return DebianSource(self.folder / "apt" / self.architecture.debian, self.architecture)
+        return DebianSource(self.folder / "apt" / self.architecture.debian, self.architecture, self.sources)
 
     def _fetch_debs(self, missing: Sequence[LockedPackage], directory: Path) -> Mapping[str, Path]:
         self.debian.update()

@@ -18,7 +18,8 @@ from meshfusion.tools.image.lock import REMAKE, LockedPackage
 
 _RESOLVE_S: Final = 600.0
 _DOWNLOAD_S: Final = 1800.0
-_NO_SUCH: Final = re.compile(r"No matching distribution found for (\S+)|do not match the hashes|from any of the hashes")
+_NO_SUCH: Final = re.compile(r"No matching distribution found for (\S+)")
+_CHANGED: Final = re.compile(r"DO NOT MATCH THE HASHES.*?^\s+(\S+) from ", re.DOTALL | re.MULTILINE)
 
 
 def resolve_wheels(requirements: Sequence[str], architecture: Architecture) -> dict[str, tuple[str, str]]:
@@ -49,10 +50,15 @@ def download_wheels(packages: Sequence[LockedPackage], architecture: Architectur
             *_platform(architecture), about="fetching wheels", deadline_s=_DOWNLOAD_S,
         )  # fmt: skip
     except CommandFailedError as error:
-        if (missing := _NO_SUCH.search(error.said)) is None:
+        missing, changed = _NO_SUCH.search(error.said), _CHANGED.search(error.said)
+        if missing is not None:
+            problem = f"there is no wheel any more that the lock names: {missing[1]}"
+        elif changed is not None:
+            problem = f"the wheel of {changed[1]} that is there is not the one that the lock names"
+        else:
             raise
         raise GoneError(
-            f"there is no wheel any more that the lock names: {missing[1] or 'one with another digest is there'}",
+            problem,
             next_step=REMAKE.format(architecture=architecture.debian),
         ) from None
     return {hashlib.sha256(path.read_bytes()).hexdigest(): path for path in directory.glob("*.whl")}

@@ -68,7 +68,7 @@ def _plan(root: Path, options: dict[str, Any]) -> Plan:
         spdk = spdk_packages(options["spdk_debs"], architecture, {deb.name: deb.version for deb in debs})
     elif options["spdk_base"] is not None:
         spdk = spdk_image(options["spdk_base"], architecture)
-    store = PackageStore(cache_folder(options["cache"], root), architecture)
+    store = PackageStore(cache_folder(options["cache"], root), architecture, options["apt_sources"])
     with Progress("Fetching packages"):
         kept_debs, kept_wheels = store.debs(debs), store.wheels(lock.wheels_for(target))
     return Plan(

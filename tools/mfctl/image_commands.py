@@ -27,6 +27,10 @@ def _source_options(command: Any) -> Any:
             help="Where packages are kept.",
         ),
         click.option(
+            "--apt-sources", type=_PATH, metavar="FILE", show_default="the machine's",
+            help="Sources of Debian packages, in apt's format.",
+        ),
+        click.option(
             "--source", type=_PATH, metavar="FOLDER", show_default="the one mfctl runs from",
             help="Checkout of the repository.",
         ),

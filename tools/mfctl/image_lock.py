@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tomllib
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,7 +26,8 @@ def make_image_lock(
     root = checkout(options["source"])
     path = output or root / LOCKS / f"{arch}.json"
     former = read_lock_file(path) if path.exists() else None
-    new = _resolved(arch, root, cache_folder(options["cache"], root), options["spdk_roots"])
+    store = PackageStore(cache_folder(options["cache"], root), ARCHITECTURES[arch], options["apt_sources"])
+    new = _resolved(arch, root, store, options["spdk_roots"])
     part = path.with_name(f".{path.name}.{os.getpid()}")
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -43,22 +45,19 @@ def make_image_lock(
         click.echo(f"  {change}")
 
 
-def _resolved(arch: Literal["arm64", "amd64"], root: Path, cache: Path, spdk_roots: tuple[str, ...]) -> Lock:
-    import tomllib
-
-    architecture = ARCHITECTURES[arch]
+def _resolved(arch: Literal["arm64", "amd64"], root: Path, store: PackageStore, spdk_roots: tuple[str, ...]) -> Lock:
     project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
     roots: dict[Target, list[str]] = {target: list(DEBIAN_ROOTS[target]) for target in TARGETS}
     roots["spdk"] += [name for name in spdk_roots if name not in roots["spdk"]]
     asked = {target: requirements(project, target) for target in TARGETS}
-    debian = PackageStore(cache, architecture).debian
+    debian = store.debian
     steps = 1 + 2 * len(TARGETS)
     with Progress("Resolving packages") as progress:
         debian.update()
         progress.update(1, steps)
         debs = {target: debian.resolve(roots[target]) for target in TARGETS}
         progress.update(1 + len(TARGETS), steps)
-        wheels = {target: resolve_wheels(asked[target], architecture) for target in TARGETS}
+        wheels = {target: resolve_wheels(asked[target], store.architecture) for target in TARGETS}
     return make_lock(arch, roots=roots, requires=asked, debs=debs, wheels=wheels)
 
 

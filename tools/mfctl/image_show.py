@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from meshfusion.dpu.image.bundle import MANIFEST, Bundle, SignatureState, read_bundle
-from meshfusion.dpu.image.bundle_check import bundle_problems
+from meshfusion.dpu.image.bundle_check import bundle_problems, content_problems
 from meshfusion.dpu.image.errors import BundleError
 from meshfusion.jbof.config_problems import ConfigProblemsError
 from meshfusion.tools.mfctl.output import format_bytes, print_document, print_fields, print_table
@@ -81,9 +81,7 @@ def _checked(folder: Path, public_key: bytes | None, *, must_be_signed: bool) ->
         progress.update(done_bytes, total_bytes)
 
     with Progress("Checking the bundle") as progress:
-        problems = bundle_problems(folder, bundle, moved)
-    if not must_be_signed:
-        problems = [problem for problem in problems if problem.field != "signature"]
+        problems = (bundle_problems if must_be_signed else content_problems)(folder, bundle, moved)
     if problems:
         raise ConfigProblemsError(str(folder), tuple(problems), next_step="Do not use it until that is settled.")
     assert not must_be_signed or bundle.signature is SignatureState.VALID, bundle.signature

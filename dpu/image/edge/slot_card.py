@@ -59,9 +59,9 @@ class SlotCard:
         """Changes nothing. A card without slotctl is one without slots."""
         is_there = self._run(f"test -x {_SLOTCTL} && echo yes || true", "slotctl").strip() == b"yes"
         state = self.look() if is_there else self._without_slots()
-        self._telemetry = self._telemetry_address()
+        is_probed = self._read_telemetry()
         former = formats_of_config(self._slotctl("show", state.committed, "image")) if state.committed else None
-        return CardFacts(state, former, self._telemetry)
+        return CardFacts(state, former, self._telemetry, is_probed)
 
     def config_of(self, slot: str) -> bytes:
         """The configuration of the image in a slot that is whole."""
@@ -133,7 +133,7 @@ class SlotCard:
     def probe(self) -> Probed:
         """What the service says of itself; that it says nothing is no error."""
         if not self._telemetry:
-            self._telemetry = self._telemetry_address()
+            self._read_telemetry()
         if not self._telemetry:
             return Probed(is_ready=False, has_written=False, version="", reason="telemetry.listen is not set")
         ready = self._get("/readyz")
@@ -142,15 +142,17 @@ class SlotCard:
     def close(self) -> None:
         self.shell.close()
 
-    def _telemetry_address(self) -> str:
+    def _read_telemetry(self) -> bool:
+        """Where it is; and whether it looks."""
         text = self._run(f"cat {CONFIG} 2>/dev/null || true", CONFIG)
         try:
-            document = yaml.safe_load(text)
-            listen = document["telemetry"]["listen"]
-            parse_address(listen)
-        except (yaml.YAMLError, KeyError, TypeError, ConfigError):
-            return ""  # told by whoever needs it
-        return str(listen)
+            section = yaml.safe_load(text)["telemetry"]
+            parse_address(section["listen"])
+        except (yaml.YAMLError, KeyError, TypeError, AttributeError, ConfigError):
+            self._telemetry = ""  # told by whoever needs it
+            return True
+        self._telemetry = str(section["listen"])
+        return section.get("probe", True) is not False
 
     def _get(self, path: str) -> bytes | None:
         address = parse_address(self._telemetry)

@@ -21,11 +21,12 @@ _NO_WAY_BACK: Final = "say --no-way-back --yes if losing the pool's chunks on th
 @dataclass(frozen=True, slots=True)
 class CardFacts:
     """``former``: formats of the committed slot, None where it does not tell or there is none. ``telemetry``: where its
-    service tells whether it is ready, "" for nowhere."""
+    service tells whether it is ready, "" for nowhere; ``is_probed``: whether it looks."""
 
     state: CardState
     former: Formats | None
     telemetry: str
+    is_probed: bool = True
 
 
 def image_problems(image: ServiceImage) -> list[ConfigProblem]:
@@ -64,6 +65,9 @@ def _telemetry_problems(card: CardFacts) -> Iterator[ConfigProblem]:
     elif card.telemetry.startswith("unix:"):
         fix = "use an address of the card, such as 127.0.0.1:9477"
         yield ConfigProblem("telemetry.listen", "cannot be reached through ssh", fix, card.telemetry)
+    if not card.is_probed:
+        fix = "remove it from /etc/meshfusion/service.yaml on the card"
+        yield ConfigProblem("telemetry.probe", "is off, so that no chunk is written and read", fix, False)
 
 
 def _machine_problems(card: CardFacts, image: ServiceImage) -> Iterator[ConfigProblem]:

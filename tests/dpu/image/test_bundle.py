@@ -55,7 +55,7 @@ def test_a_bf_cfg_that_was_changed_is_refused(tmp_path: Path) -> None:
     [
         ("{", "is not JSON"),
         ("[]", "the manifest"),
-        ('{"format": 2}', "format"),
+        ('{"format": 3}', "format"),
         ('{"format": 1, "chips": []}', "chips: unknown key"),
     ],
 )

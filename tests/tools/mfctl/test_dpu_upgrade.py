@@ -28,8 +28,8 @@ Bundles = Callable[..., Path]
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RETRY_S", "PROBE_S"):
-        monkeypatch.setattr(f"meshfusion.dpu.image.slots.upgrade.{name}", 0.1)
+    for name in ("talk.RETRY_S", "filling.RETRY_S", "upgrade.PROBE_S"):
+        monkeypatch.setattr(f"meshfusion.dpu.image.slots.{name}", 0.1)
 
 
 @pytest.fixture
@@ -127,9 +127,9 @@ def test_from_nothing_to_one_to_the_next_and_back(upgraded: Card, bundles: Bundl
     ("behaviour", "said"),
     [
         ({"life_s": 0.0}, "its service stopped"),
-        ({"life_s": 0.0, "code": 4}, "the new service has failed"),
-        ({"life_s": 0.3}, "its service stopped"),
-        ({"ready_s": None}, "the first probe has not ended yet"),
+        pytest.param({"life_s": 0.0, "code": 4}, "the new service has failed", marks=pytest.mark.nightly),
+        pytest.param({"life_s": 0.3}, "its service stopped", marks=pytest.mark.nightly),
+        pytest.param({"ready_s": None}, "the first probe has not ended yet", marks=pytest.mark.nightly),
     ],
 )
 def test_one_that_is_no_good_is_given_back(
@@ -148,6 +148,7 @@ def test_one_that_is_no_good_is_given_back(
     _never_two(upgraded)
 
 
+@pytest.mark.nightly
 def test_what_answers_must_be_what_was_started(upgraded: Card, folder: Path, signer: Signer) -> None:
     liar = make_bundle(folder / "liar", signer, "2", stand_in("1"))
     result = _upgrade(upgraded, liar, signer, "--deadline", "probing=2")
@@ -191,9 +192,8 @@ class _Killed:
 PHASES = ("checking", "copying", "unpacking", "draining", "switching", "probing", "committing")
 
 
-@pytest.mark.parametrize(
-    "phase", [pytest.param(phase, marks=() if phase == "probing" else pytest.mark.nightly) for phase in PHASES]
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("phase", PHASES)
 def test_killed_and_run_again_it_goes_on(upgraded: Card, bundles: Bundles, signer: Signer, phase: str) -> None:
     second = bundles("2")
     assert _Killed(upgraded, second, signer).in_phase(phase) == -signal.SIGKILL
@@ -216,6 +216,7 @@ SHORT = (
 )
 
 
+@pytest.mark.nightly
 def test_killed_and_never_run_again_the_card_goes_back_by_itself(
     upgraded: Card, bundles: Bundles, signer: Signer
 ) -> None:
@@ -229,6 +230,7 @@ def test_killed_and_never_run_again_the_card_goes_back_by_itself(
     assert upgraded.started() == ["1", "2", "1"]
 
 
+@pytest.mark.nightly
 def test_a_card_that_loses_its_power_on_trial_boots_the_former_one(
     upgraded: Card, bundles: Bundles, signer: Signer
 ) -> None:
@@ -243,12 +245,14 @@ def test_a_card_that_loses_its_power_on_trial_boots_the_former_one(
     _never_two(upgraded)
 
 
+@pytest.mark.nightly
 def test_interrupted_on_trial_the_former_one_comes_back(upgraded: Card, bundles: Bundles, signer: Signer) -> None:
     assert _Killed(upgraded, bundles("2"), signer, "--steady", "60").in_phase("probing", signal.SIGINT) == 130
     status = _status(upgraded)
     assert (status["version"], status["trial"]) == ("1", None)
 
 
+@pytest.mark.nightly
 def test_a_trial_is_ended_by_rollback(upgraded: Card, bundles: Bundles, signer: Signer) -> None:
     assert _Killed(upgraded, bundles("2"), signer, "--steady", "60").in_phase("probing") == -signal.SIGKILL
     other = _upgrade(upgraded, bundles("3"), signer)
@@ -258,6 +262,7 @@ def test_a_trial_is_ended_by_rollback(upgraded: Card, bundles: Bundles, signer: 
     assert _status(upgraded)["version"] == "1"
 
 
+@pytest.mark.nightly
 def test_the_network_goes_after_the_switch(upgraded: Card, bundles: Bundles, signer: Signer) -> None:
     cut = threading.Thread(
         target=lambda: (until(lambda: "2" in upgraded.started(), limit_s=30), (upgraded.folder / "down").touch())
@@ -282,6 +287,7 @@ def _refused(result: Result, *words: str) -> None:
         assert word in result.stderr, result.stderr
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("wishes", "words"),
     [
@@ -300,6 +306,7 @@ def test_refused_with_nothing_changed(
     assert upgraded.started() == ["1"]
 
 
+@pytest.mark.nightly
 def test_no_way_back_is_said_and_done(upgraded: Card, folder: Path, signer: Signer) -> None:
     formats = {"index": 99, "reads_index": [2, 99]}
     bundle = make_bundle(folder / "other", signer, "2", stand_in("2"), formats=formats)
@@ -321,9 +328,15 @@ def test_a_card_that_tells_nobody_whether_it_is_ready(card: Card, bundles: Bundl
     card.configure("listen: unix:///run/s\n")
     _refused(_upgrade(card, bundles("1"), signer), "telemetry.listen", "is not set")
     card.configure("telemetry: {listen: 'unix:///run/t'}\n")
-    _refused(_upgrade(card, bundles("1"), signer), "telemetry.listen", "cannot be reached through ssh")
+    _refused(_upgrade(card, bundles("1", "again"), signer), "telemetry.listen", "cannot be reached through ssh")
+    card.configure(f"telemetry: {{listen: '127.0.0.1:{card.port}', probe: false}}\n")
+    _refused(_upgrade(card, bundles("1", "once more"), signer), "telemetry.probe", "is off")
+    for text in ("- a list", "telemetry: 5", "}{", "telemetry: {listen: [5]}"):
+        card.configure(text)
+        _refused(_upgrade(card, bundles("1", f"with {len(text)}"), signer), "telemetry.listen", "is not set")
 
 
+@pytest.mark.nightly
 def test_nothing_to_roll_back_to(upgraded: Card) -> None:
     _refused(_mfctl("rollback", "dpu-1", "--yes"), "slot b", "holds nothing that could run")
 
@@ -338,6 +351,7 @@ def test_places_that_are_none(place: str) -> None:
 # Many.
 
 
+@pytest.mark.nightly
 def test_a_canary_that_fails_keeps_the_others(folder: Path, bundles: Bundles, signer: Signer) -> None:
     with contextlib.ExitStack() as stack:
         cards = [stack.enter_context(Card(folder, f"dpu-{n}", ROOT)) for n in range(3)]

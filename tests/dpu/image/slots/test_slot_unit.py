@@ -1,0 +1,47 @@
+"""What systemd says to the service's unit with the drop-in of the slots."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from meshfusion.tools.mfctl.main import mfctl
+
+DROP_IN = files("meshfusion.dpu.image.slots").joinpath("data/slots.conf").read_text()
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze (package systemd) is missing")
+def test_systemd_takes_the_unit_with_it(tmp_path: Path) -> None:
+    config, unit = tmp_path / "service.yaml", tmp_path / "meshfusion.service"
+    config.write_text(
+        "listen: unix:///run/meshfusion/meshfusion.sock\n"
+        "pool: {path: /var/lib/meshfusion/pool, create: true, size: 8MiB}\n"
+        "telemetry: {listen: '127.0.0.1:9477'}\n"
+    )
+    made = CliRunner().invoke(
+        mfctl, ["service", "unit", "--config", str(config), "--user", "root", "--output", str(unit)]
+    )
+    assert made.exit_code == 0, made.output
+    drop_in = tmp_path / "meshfusion.service.d/slots.conf"
+    drop_in.parent.mkdir()
+
+    def said(text: str) -> str:
+        drop_in.write_text(text)
+        command = ["systemd-analyze", "verify", "--man=no", str(unit)]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False).stderr
+
+    assert "slots.conf" not in said(DROP_IN)
+    assert "slots.conf" in said(DROP_IN.replace("RootDirectoryStartOnly", "RootDirectoryStartsOnly")), "it can fail"
+
+
+def test_the_slot_is_picked_outside_of_it_and_read_anew_at_each_start() -> None:
+    lines = [line for line in DROP_IN.splitlines() if not line.startswith("#")]
+    assert "ExecStartPre=+/usr/lib/meshfusion/slotctl pick" in lines
+    # Without this, ExecStartPre runs inside of the slot (systemd.exec: RootDirectoryStartOnly), + or not.
+    assert "RootDirectoryStartOnly=yes" in lines
+    assert "RootDirectory=/var/lib/meshfusion/slots/current/root" in lines
