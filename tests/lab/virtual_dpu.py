@@ -125,8 +125,8 @@ class Bench:
 
     def flash(self, bundle: Path, bfb: Path) -> str:
         return self.mfctl(
-            "dpu", "flash", self.rshim, "--bundle", bundle, "--bfb", bfb, "--key", self.public_key, "--no-drain", "--yes",
-            "--host-network-elsewhere", "--journal", self.folder / "journal",
+            "dpu", "flash", self.rshim, "--bundle", bundle, "--bfb", bfb, "--key", self.public_key, "--no-drain",
+            "--yes", "--host-network-elsewhere", "--journal", self.folder / "journal",
         )  # fmt: skip
 
     def upgrade_arguments(self, bundle: Path) -> tuple[str | Path, ...]:
@@ -171,34 +171,11 @@ def make_certificates(folder: Path) -> None:
     """A CA, the service's certificate and an engine's, by OpenSSL."""
     folder.mkdir()
     curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
-    run(
-        "openssl",
-        "req",
-        "-x509",
-        *curve,
-        "-keyout",
-        "ca.key",
-        "-out",
-        "ca.pem",
-        "-days",
-        "2",
-        "-subj",
-        "/CN=ca",
-        cwd=folder,
-    )
+    ca = ("-keyout", "ca.key", "-out", "ca.pem", "-days", "2", "-subj", "/CN=ca")
+    run("openssl", "req", "-x509", *curve, *ca, cwd=folder)
     for name, names in (("service", f"IP:{ADDRESS},IP:10.77.0.1"), ("engine-1", "DNS:engine-1")):
-        run(
-            "openssl",
-            "req",
-            *curve,
-            "-keyout",
-            f"{name}.key",
-            "-out",
-            f"{name}.csr",
-            "-subj",
-            f"/CN={name}",
-            cwd=folder,
-        )
+        request = ("-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}")
+        run("openssl", "req", *curve, *request, cwd=folder)
         (folder / f"{name}.ext").write_text(f"subjectAltName={names}\n")
         run(
             "openssl", "x509", "-req", "-in", f"{name}.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial",

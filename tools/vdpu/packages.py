@@ -16,10 +16,10 @@ from meshfusion.tools.lab.progress import Note
 
 ARCHITECTURE: Final = "arm64"
 SYSTEM: Final = (
-    "base-passwd", "bash", "busybox-static", "ca-certificates", "coreutils", "dash", "dosfstools", "e2fsprogs", "fdisk",
-    "findutils", "grep", "gzip", "hostname", "iproute2", "kmod", "libc-bin", "linux-image-arm64", "mount", "netbase", "nvme-cli",
-    "openssh-server", "procps", "sed", "systemd", "systemd-boot-efi", "systemd-sysv", "tar", "udev", "util-linux",
-    "xz-utils", "zstd",
+    "base-passwd", "bash", "busybox-static", "ca-certificates", "coreutils", "dash", "dbus", "dosfstools", "e2fsprogs",
+    "fdisk", "findutils", "grep", "gzip", "hostname", "iproute2", "kmod", "libc-bin", "linux-image-arm64", "mount",
+    "netbase", "nvme-cli", "openssh-server", "procps", "sed", "systemd", "systemd-boot-efi", "systemd-sysv", "tar",
+    "udev", "util-linux", "xz-utils", "zstd",
 )  # fmt: skip
 HOST: Final = ("qemu-system-arm", "qemu-efi-aarch64", "kmod", "iproute2", "fuse3", "openssh-client")
 """What the machine needs that a virtual card runs on."""

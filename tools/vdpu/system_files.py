@@ -16,6 +16,7 @@ PORT_ADDRESS: Final = "10.77.0.1/24"
 """Of p0, the card's port to the network of the engines. It speaks RoCE in software."""
 
 _USERS: Final = (
+    ("messagebus", 104, "/nonexistent", "/usr/sbin/nologin"),
     ("systemd-network", 998, "/", "/usr/sbin/nologin"),
     ("sshd", 103, "/run/sshd", "/usr/sbin/nologin"),
     ("ubuntu", 1000, "/home/ubuntu", "/bin/bash"),
@@ -39,8 +40,13 @@ Subsystem sftp /usr/lib/openssh/sftp-server
 """
 _KEYS_UNIT: Final = """[Service]
 ExecStartPre=
-ExecStartPre=/bin/sh -c 'cd /etc/ssh && test -e ssh_host_ed25519_key || ssh-keygen -qt ed25519 -N "" -f ssh_host_ed25519_key'
+ExecStartPre=/usr/bin/ssh-host-key
 ExecStartPre=/usr/sbin/sshd -t
+"""
+_HOST_KEY: Final = """#!/bin/sh
+# The card's own key, made at its first start.
+key=/etc/ssh/ssh_host_ed25519_key
+test -e $key || ssh-keygen -q -t ed25519 -N "" -f $key
 """
 _RSHIM_UNIT: Final = """[Unit]
 Description=Tell the host over rshim that the card is up
@@ -87,6 +93,7 @@ def system_files(tree: Tree) -> dict[str, Node]:
         "etc/mtab": link("/proc/self/mounts"),
         "etc/ssh/sshd_config": file(_SSHD),
         "etc/systemd/system/ssh.service.d/keys.conf": file(_KEYS_UNIT),
+        "usr/bin/ssh-host-key": file(_HOST_KEY, 0o755),
         "etc/systemd/system/rshim-up.service": file(_RSHIM_UNIT),
         "etc/systemd/system/default.target": link("/lib/systemd/system/multi-user.target"),
         "etc/systemd/network/10-tmfifo.link": file(_named(TMFIFO_MAC, "tmfifo_net0")),
