@@ -224,7 +224,7 @@ def serve(folder: Path, output_format: str, **options: int) -> None:
     from meshfusion.tools.vdpu.tmfifo import interface_of
 
     wanted = CardWanted(folder.absolute(), **options)
-    fields = {
+    fields: dict[str, object] = {
         "card": str(wanted.rshim),
         "host_interface": interface_of(wanted.index),
         "card_address": "192.168.100.2",

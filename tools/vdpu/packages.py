@@ -26,7 +26,7 @@ HOST: Final = ("qemu-system-arm", "qemu-efi-aarch64", "kmod", "iproute2", "fuse3
 
 _SOURCES: Final = Path("/etc/apt/sources.list.d/debian.sources")
 _OLD_SOURCES: Final = Path("/etc/apt/sources.list")
-_INSTALLED: Final = re.compile(r"Inst (\S+) \((\S+) .*\[(\w+)\]\)")
+INSTALLED: Final = re.compile(r"Inst (\S+) \((\S+) .*\[(\w+)\]\)")
 _UPDATE_S: Final = 600.0
 _DOWNLOAD_S: Final = 3600.0
 
@@ -84,7 +84,7 @@ def _wanted(environment: Mapping[str, str]) -> list[str]:
     """Names of their files, as apt calls them in its archives."""
     argv = ("apt-get", "install", "--simulate", "-qq", *SYSTEM)
     done = subprocess.run(argv, env=dict(environment), capture_output=True, text=True, check=False)
-    names = [file_name(*found.groups()) for found in map(_INSTALLED.match, done.stdout.splitlines()) if found]
+    names = [file_name(*found.groups()) for found in map(INSTALLED.match, done.stdout.splitlines()) if found]
     if done.returncode or not names:
         said = (done.stderr.strip().splitlines() or ["nothing"])[-1]
         raise LabError(

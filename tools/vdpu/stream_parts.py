@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import BinaryIO, Final, cast
 
 from meshfusion.dpu.image.bfb import HEADER_BYTES, BfbPart, scan_bfb
 from meshfusion.dpu.image.errors import BfbError
@@ -50,7 +50,7 @@ def taken_apart(path: Path) -> PushedStream | None:
         file.seek(end)
         bf_cfg = file.read()
         file.seek(0)
-        summary = scan_bfb(_Bounded(file, end))
+        summary = scan_bfb(cast(BinaryIO, _Bounded(file, end)))
     by_id = {part.image_id: part for part in summary.parts}
     if KERNEL_ID not in by_id or INITRAMFS_ID not in by_id:
         raise BfbError(0, f"it has no kernel (image {KERNEL_ID}) and initramfs (image {INITRAMFS_ID}) to boot")
