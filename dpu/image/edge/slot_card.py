@@ -14,7 +14,7 @@ from typing import Final
 import yaml
 
 from meshfusion.dpu.api.address import TcpAddress, parse_address
-from meshfusion.dpu.image.edge.shell import Shell
+from meshfusion.dpu.image.edge.shell import ANSWER_S, Shell
 from meshfusion.dpu.image.errors import CardError, FaultKind
 from meshfusion.dpu.image.slots.card_state import PROTOCOL, CardState, ServiceRuns, parse_status
 from meshfusion.dpu.image.slots.preflight import CardFacts
@@ -28,10 +28,12 @@ _PROGRAMS: Final = "/usr/lib/meshfusion"
 _SLOTCTL: Final = f"{_PROGRAMS}/slotctl"
 _FILES: Final = (
     ("slot-runner", f"{_PROGRAMS}/slot-runner", "755"),
-    ("slots.conf", "/etc/systemd/system/meshfusion.service.d/slots.conf", "644"),
+    ("slot-pod", f"{_PROGRAMS}/slot-pod", "755"),
     ("slotctl", _SLOTCTL, "755"),
 )
 """Name here, place on a card, and permissions; in the order in which they are put there."""
+_DROP_IN: Final = ("slots.conf", "/etc/systemd/system/meshfusion.service.d/slots.conf", "644")
+_IS_POD: Final = "grep -qs slot-pod /etc/systemd/system/meshfusion.service && echo yes || true"
 _WITHOUT_SLOTS: Final = "uname -m; df -Pk /var/lib | tail -n 1; systemctl show --property=LoadState --value meshfusion"
 _PROBE_S: Final = 10.0
 _PUT_S: Final = 120.0
@@ -96,7 +98,8 @@ class SlotCard:
                 f"the slotctl of {self.shell.where} speaks version {int(found[1])}, this mfctl version {PROTOCOL}",
                 next_step="Use the mfctl that last upgraded this card, or a later one.",
             )
-        for name, path, mode in _FILES:
+        is_pod = self._run(_IS_POD, "meshfusion.service").strip() == b"yes"
+        for name, path, mode in _FILES if is_pod else (*_FILES, _DROP_IN):
             self._run(_replacing(path, mode), name, data=_own(name))
         self._run("systemctl daemon-reload", "systemd")
 
@@ -167,15 +170,15 @@ class SlotCard:
             return response.read()
         return None
 
-    def _slotctl(self, verb: str, *words: str, data: bytes = b"", timeout_s: float = 30.0) -> bytes:
-        words_text = " ".join(map(shlex.quote, (_SLOTCTL, verb, *words)))
+    def _slotctl(self, verb: str, *words: str, data: bytes = b"", timeout_s: float = ANSWER_S) -> bytes:
+        script = " ".join(map(shlex.quote, (_SLOTCTL, verb, *words)))
+        return self._run(script, f"slotctl {verb}", data, timeout_s)
+
+    def _run(self, script: str, about: str, data: bytes = b"", timeout_s: float = ANSWER_S) -> bytes:
         try:
-            return self.shell.run(words_text, about=f"slotctl {verb}", data=data, timeout_s=timeout_s)
+            return self.shell.run(script, about=about, data=data, timeout_s=timeout_s)
         except CardError as error:
             raise _as_slotctl_says(error, self.shell.where) from None
-
-    def _run(self, script: str, about: str, data: bytes = b"") -> bytes:
-        return self.shell.run(script, about=about, data=data)
 
 
 class _Said:

@@ -230,13 +230,22 @@ def test_killed_and_never_run_again_the_card_goes_back_by_itself(
     assert upgraded.started() == ["1", "2", "1"]
 
 
+def _once_it_started(version: str, card: Card, act: Callable[[], None]) -> threading.Thread:
+    def watch() -> None:
+        until(lambda: version in card.started(), limit_s=30)
+        act()
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    return thread
+
+
 @pytest.mark.nightly
 def test_a_card_that_loses_its_power_on_trial_boots_the_former_one(
     upgraded: Card, bundles: Bundles, signer: Signer
 ) -> None:
     second = bundles("2")
-    cut = threading.Thread(target=lambda: (until(lambda: "2" in upgraded.started(), limit_s=30), upgraded.lose_power()))
-    cut.start()
+    cut = _once_it_started("2", upgraded, upgraded.lose_power)
     result = _upgrade(upgraded, second, signer, "--steady", "3")
     cut.join()
     assert result.exit_code == 1, result.output
@@ -264,10 +273,7 @@ def test_a_trial_is_ended_by_rollback(upgraded: Card, bundles: Bundles, signer: 
 
 @pytest.mark.nightly
 def test_the_network_goes_after_the_switch(upgraded: Card, bundles: Bundles, signer: Signer) -> None:
-    cut = threading.Thread(
-        target=lambda: (until(lambda: "2" in upgraded.started(), limit_s=30), (upgraded.folder / "down").touch())
-    )
-    cut.start()
+    cut = _once_it_started("2", upgraded, (upgraded.folder / "down").touch)
     result = _upgrade(upgraded, bundles("2"), signer, "--steady", "60", *SHORT, "--deadline", "rolling-back=1")
     cut.join()
     assert result.exit_code == 1
