@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from meshfusion.dpu.image.bfb import BL2_IMAGE_ID, BfbImage, make_bfb
+from meshfusion.tools.lab.errors import LabError
 from meshfusion.tools.lab.host_steps import only_one
 from meshfusion.tools.lab.packages import ensure_packages
 from meshfusion.tools.lab.progress import Note
@@ -30,28 +31,43 @@ def prepared_bfb(cache: Path, note: Note) -> Path:
     ensure_packages(packages.HOST, note)
     cache.mkdir(parents=True, exist_ok=True)
     with only_one(cache / "lock", note, _WAIT_S):
-        files = packages.fetched(cache / "packages", note)
-        folder = cache / recipe_key(files)
+        try:
+            files = packages.fetched(cache / "packages", note)
+        except LabError as error:
+            return _kept(cache, error, note)
+        folder = cache / f"{_packages_key(files)}-{recipe_key()}"
         if not (folder / BFB).exists():
             note("the virtual card's system: putting it together")
             with tempfile.TemporaryDirectory(prefix="building-", dir=cache) as work:
-                (Path(work) / "made").mkdir()
-                (Path(work) / "made" / BFB).write_bytes(bfb_of(files))
-                (Path(work) / "made").rename(folder)
+                made = Path(work) / "made"
+                made.mkdir()
+                (made / BFB).write_bytes(bfb_of(files))
+                made.rename(folder)
     return folder / BFB
 
 
-def recipe_key(files: Iterable[Path]) -> str:
-    """Of all that goes into it: other packages, or another script of ours, make another one."""
+def _kept(cache: Path, error: LabError, note: Note) -> Path:
+    """The newest one that was made in the same way, when there are no packages to be had. Raises ``error``."""
+    kept = sorted(cache.glob(f"*-{recipe_key()}/{BFB}"), key=lambda path: path.stat().st_mtime)
+    if not kept:
+        raise error
+    note(f"taking the one of before: {error.message}")
+    return kept[-1]
+
+
+def recipe_key() -> str:
+    """Of what we do with the packages: another script of ours makes another system."""
     digest = hashlib.sha256(f"{RECIPE}\n".encode())
-    for name in sorted(file.name for file in files):
-        digest.update(f"{name}\n".encode())
     for module in (hardware, kernel, packages, system_files, tree):
         assert module.__file__ is not None
         digest.update(Path(module.__file__).read_bytes())
     for script in _SCRIPTS:
         digest.update(system_files.system_script(script).encode())
-    return digest.hexdigest()[:16]
+    return digest.hexdigest()[:8]
+
+
+def _packages_key(files: Iterable[Path]) -> str:
+    return hashlib.sha256("\n".join(sorted(file.name for file in files)).encode()).hexdigest()[:16]
 
 
 def bfb_of(files: Iterable[Path]) -> bytes:
