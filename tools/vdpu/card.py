@@ -12,7 +12,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -22,6 +22,8 @@ from meshfusion.tools.vdpu.rshim_view import RshimView
 from meshfusion.tools.vdpu.stream_parts import taken_apart, write_boot_files
 
 _LOOK_S: Final = 0.1
+_RESTART_S: Final = 1.0
+"""A machine that cannot start, because of what QEMU then says, is not tried all the time."""
 _ENDING_S: Final = 10.0
 _FIRST_LINES: Final[dict[type, tuple[str, ...]]] = {
     RshimBoot: (" INFO[UEFI]: exit Boot Service",),
@@ -112,6 +114,7 @@ class VirtualCard:
                 self._asked.wait(_LOOK_S)
                 continue
             self._run(boot)
+            self._asked.wait(_RESTART_S)
             with self._lock:
                 if not self._asked.is_set():  # it restarted by itself
                     self._boot = DriveBoot()
@@ -124,14 +127,16 @@ class VirtualCard:
     def _run(self, boot: RshimBoot | DriveBoot) -> None:
         for path in (self._hardware.console, self._hardware.rshim_log):
             path.touch()
-        console = _Tail(self._hardware.console)
-        log = _Tail(self._hardware.rshim_log)
         self._hardware.wire.unlink(missing_ok=True)
-        with started(self._hardware.argv(boot)) as machine:
-            while machine.poll() is None and not self._asked.is_set():
-                time.sleep(_LOOK_S)
-                self._listen(console, log, boot)
-        self._listen(console, log, boot)
+        with (
+            closing(_Tail(self._hardware.console)) as console,
+            closing(_Tail(self._hardware.rshim_log)) as log,
+        ):
+            with started(self._hardware.argv(boot)) as machine:
+                while machine.poll() is None and not self._asked.is_set() and not self._ends:
+                    time.sleep(_LOOK_S)
+                    self._listen(console, log, boot)
+            self._listen(console, log, boot)
 
     def _listen(self, console: _Tail, log: _Tail, boot: RshimBoot | DriveBoot) -> None:
         for line in console.lines():
@@ -160,6 +165,9 @@ class _Tail:
     def lines(self) -> list[bytes]:
         *whole, self._rest = (self._rest + self._file.read()).split(b"\n")
         return [line.rstrip(b"\r") for line in whole]
+
+    def close(self) -> None:
+        self._file.close()
 
 
 @contextmanager
