@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from meshfusion.tools.lab.commands import OutputTail
 from meshfusion.tools.lab.guest import GuestRun, run_guest
+from meshfusion.tools.lab.machine import OUT
 from meshfusion.tools.lab.qemu import TcgMachine
 from meshfusion.tools.vdpu.hardware import BOOT_SERIAL, drive_id, jbof_serial
 
@@ -142,7 +143,10 @@ class Bench:
         tail = OutputTail(1 << 20)
         out = self.folder / "client"
         command = (sys.executable, str(_CLIENT), case, str(self.tls))
-        guest = GuestRun(command, kind="tcg", directory=ROOT, output_directory=out, deadline_s=_CLIENT_S)
+        guest = GuestRun(
+            command, kind="tcg", directory=ROOT, output_directory=out, deadline_s=_CLIENT_S,
+            environment={"NUMBA_CACHE_DIR": f"{OUT}/numba"},  # compiling there takes minutes: once
+        )  # fmt: skip
         result = run_guest(guest, machine=replace(machine, wire=self.folder / "card" / "p0.sock"), sink=tail)
         assert result.exit_code == 0, tail.stdout + tail.stderr
         report: dict[str, Any] = json.loads(tail.stdout.splitlines()[-1])
