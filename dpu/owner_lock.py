@@ -18,7 +18,8 @@ from meshfusion.dpu.pool_dir import PoolLayout
 from meshfusion.jbof.errors import MediaError, PoolBusyError
 from meshfusion.jbof.media.file import Place
 
-_TRIES = 5
+_PATIENCE_S = 0.1
+_SHARED_PATIENCE_S = 30.0
 _BETWEEN_TRIES_S = 0.02
 _MAX_NOTE_BYTES = 400
 
@@ -190,14 +191,26 @@ def _in_use(layout: PoolLayout, process: str, address: str) -> PoolBusyError:
 
 
 def _lock(descriptor: int) -> bool:
-    """With some patience: who only asks whether the pool is owned holds the lock for an instant."""
-    for attempt in range(_TRIES):
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        except BlockingIOError:
-            if attempt + 1 < _TRIES:
-                time.sleep(_BETWEEN_TRIES_S)
-        except OSError as error:
-            raise MediaError(f"a lock was refused: {error}", next_step="use a filesystem with flock") from error
-    return False
+    """With patience for who only looks, and holds the lock shared: for an instant, who asks whether the pool is owned,
+    and, as long as it probes a block device that was written to, udev (https://systemd.io/BLOCK_DEVICE_LOCKING). An
+    owner holds it alone."""
+    end_s = time.monotonic() + _PATIENCE_S
+    shared_end_s = time.monotonic() + _SHARED_PATIENCE_S
+    while not _locked(descriptor, fcntl.LOCK_EX):
+        is_shared = _locked(descriptor, fcntl.LOCK_SH)
+        if is_shared:
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+        if time.monotonic() > (shared_end_s if is_shared else end_s):
+            return False
+        time.sleep(_BETWEEN_TRIES_S)
+    return True
+
+
+def _locked(descriptor: int, kind: int) -> bool:
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        raise MediaError(f"a lock was refused: {error}", next_step="use a filesystem with flock") from error
+    return True

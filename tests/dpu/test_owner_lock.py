@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from meshfusion.dpu import owner_lock
 from meshfusion.dpu.api import types as api
 from meshfusion.dpu.api.liveness import create_liveness, forget_liveness, hold_liveness, take_liveness_away
 from meshfusion.dpu.index import Index
@@ -50,6 +53,35 @@ def test_two_directories_with_the_same_data_have_one_owner(tmp_path: Path) -> No
             Pool.open(tmp_path / "one")
     with pytest.raises(FormatError, match="is an old copy"):  # what the other has done to the data, it does not know
         Pool.open(tmp_path / "two")
+
+
+@pytest.fixture
+def looked_at(tmp_path: Path) -> Iterator[int]:
+    """The lock on a pool's data, held shared: udev does that with a block device while it probes it."""
+    create_pool(tmp_path / "pool", size_bytes=SIZE_BYTES, segment_bytes=SEGMENT_BYTES)
+    descriptor = os.open(PoolLayout(tmp_path / "pool").data, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_SH)
+    yield descriptor
+    os.close(descriptor)
+
+
+def test_a_drive_that_is_only_looked_at_is_waited_for(tmp_path: Path, looked_at: int) -> None:
+    looks_s = 0.5
+    threading.Timer(looks_s, fcntl.flock, (looked_at, fcntl.LOCK_UN)).start()
+    began_s = time.monotonic()
+    with Pool.open(tmp_path / "pool"):
+        assert time.monotonic() - began_s >= looks_s
+
+
+def test_a_drive_that_is_looked_at_for_ever_is_not_had(
+    tmp_path: Path, looked_at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(owner_lock, "_SHARED_PATIENCE_S", 0.3)
+    with pytest.raises(PoolBusyError, match="in use by another pool directory"):
+        Pool.open(tmp_path / "pool")
+    fcntl.flock(looked_at, fcntl.LOCK_UN)
+    with Pool.open(tmp_path / "pool"):
+        pass
 
 
 def test_who_finds_the_pool_in_use_learns_where_it_is_served(tmp_path: Path) -> None:

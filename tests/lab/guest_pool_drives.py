@@ -126,14 +126,14 @@ def header_of(attachment: api.Attachment, kv: KvMemory, chunk: int, extent: api.
     )
 
 
-def store(pool: Pool, attachment: api.Attachment, path: DataPath, kv: KvMemory, chunk: int) -> None:
+def store(pool: api.ChunkService, attachment: api.Attachment, path: DataPath, kv: KvMemory, chunk: int) -> None:
     """Blocks 2n and 2n + 1, as an engine stores them."""
     _, is_committed = try_to_store(pool, attachment, path, kv, chunk, 2 * chunk)
     assert is_committed
 
 
 def try_to_store(
-    pool: Pool, attachment: api.Attachment, path: DataPath, kv: KvMemory, chunk: int, first: int
+    pool: api.ChunkService, attachment: api.Attachment, path: DataPath, kv: KvMemory, chunk: int, first: int
 ) -> tuple[api.Extent, bool]:
     """Block ``first`` and the next. Where it was written, and whether that is committed."""
     size = api.ShardSize(0, kv.layout.unit_bytes, UNITS)

@@ -169,6 +169,71 @@ def down(output_format: str) -> None:
     _report({"ended": "a guest" if bring_down(_state()) else "nothing: none was up"}, output_format)
 
 
+@lab.group()
+def dpu() -> None:
+    """A virtual DPU: an Arm machine with NVMe drives, behind the files of the rshim driver, to be flashed."""
+
+
+@dpu.command()
+@click.argument("path", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE")
+def bfb(path: Path) -> None:
+    """Make the BFB of a virtual DPU and put it at FILE.
+
+    It is made of Debian's packages for arm64, from this machine's package source; they are kept for the next time.
+    """
+    import shutil
+
+    from meshfusion.tools.lab.progress import elapsed_notes
+    from meshfusion.tools.vdpu.image import prepared_bfb
+
+    shutil.copyfile(prepared_bfb(Places(default_cache()).vdpu, elapsed_notes()), path)
+
+
+@dpu.command()
+@click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
+@click.option("--index", type=click.IntRange(0, 63), default=0, show_default=True, metavar="N", help="N of its rshimN.")
+@click.option(
+    "--drives",
+    type=click.IntRange(1, 8),
+    default=2,
+    show_default=True,
+    metavar="COUNT",
+    help="NVMe drives in its JBOF.",
+)
+@click.option(
+    "--drive-size", "drive_mib", type=click.IntRange(64), default=1024, show_default=True, metavar="MIB",
+    help="Of each, when it is made.",
+)  # fmt: skip
+@click.option(
+    "--memory", "memory_mib", type=click.IntRange(1024), default=2048, show_default=True, metavar="MIB",
+    help="The card's memory.",
+)  # fmt: skip
+@click.option(
+    "--processors", type=click.IntRange(1, 16), default=2, show_default=True, metavar="COUNT", help="The card's."
+)
+@format_option
+def serve(folder: Path, output_format: str, **options: int) -> None:
+    """Keep a virtual DPU until interrupted; what its drives hold stays in FOLDER.
+
+    Its rshim is FOLDER/rshimN, which `mfctl dpu` takes as a CARD, its tmfifo the interface tmfifo_netN of this machine.
+    Needs root. A new one has nothing on its boot drive: flash it.
+    """
+    from meshfusion.tools.lab.progress import elapsed_notes
+    from meshfusion.tools.vdpu.hardware import BOOT_SERIAL, drive_id
+    from meshfusion.tools.vdpu.serve import CardWanted, serve
+    from meshfusion.tools.vdpu.tmfifo import interface_of
+
+    wanted = CardWanted(folder.absolute(), **options)
+    fields: dict[str, object] = {
+        "card": str(wanted.rshim),
+        "host_interface": interface_of(wanted.index),
+        "card_address": "192.168.100.2",
+        "boot_drive": drive_id(BOOT_SERIAL),
+        "console": str(wanted.folder / "console.log"),
+    }
+    serve(wanted, elapsed_notes(), lambda: _report(fields, output_format))
+
+
 def _state() -> Path:
     return Places(default_cache()).guest
 

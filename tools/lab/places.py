@@ -36,6 +36,11 @@ class Places:
         return self.cache / "tcg"
 
     @property
+    def vdpu(self) -> Path:
+        """The virtual DPU's system."""
+        return self.cache / "vdpu"
+
+    @property
     def guest(self) -> Path:
         """State of the guest in the background."""
         return self.cache / "guest"

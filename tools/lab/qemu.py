@@ -69,8 +69,12 @@ def tcg_image(cache: Path, note: Note) -> TcgImage:
 
 @dataclass(frozen=True, slots=True)
 class TcgMachine:
+    """``wire``: a socket that carries Ethernet frames, where another machine listens (``-netdev stream``); this one has
+    a network interface at its end."""
+
     image: TcgImage
     drives: tuple[EmulatedDrive, ...] = ()
+    wire: Path | None = None
 
     @property
     def kind(self) -> Kind:
@@ -78,7 +82,8 @@ class TcgMachine:
 
     @property
     def settings(self) -> Mapping[str, str]:
-        drivers = {"LAB_DRIVERS": "nvme"} if self.drives else {}
+        names = [*(("nvme",) if self.drives else ()), *(("virtio_net",) if self.wire else ())]
+        drivers = {"LAB_DRIVERS": " ".join(names)} if names else {}
         return {"LAB_LINE": "/dev/vport0p1", "LAB_MODULES": str(self.image.modules), **drivers}
 
     def prepare(self, folder: Path) -> None:
@@ -107,6 +112,10 @@ class TcgMachine:
             argv += ["-virtfs", f"local,path={shared},mount_tag=out,security_model=none,multidevs=remap"]
         for index, drive in enumerate(self.drives):
             argv += drive_arguments(drive, index, _image_of(drive, index, boot.folder))
+        if self.wire is not None:
+            there = str(self.wire).replace(",", ",,")
+            argv += ["-netdev", f"stream,id=wire,server=off,addr.type=unix,addr.path={there}"]
+            argv += ["-device", "virtio-net-pci,netdev=wire,romfile="]
         return Launch(tuple(argv), {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "TMPDIR": str(boot.folder)})
 
 

@@ -8,15 +8,16 @@ file system in :mod:`tests.dpu.image.fuse_rshim`.
 from __future__ import annotations
 
 import errno
+import io
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from meshfusion.dpu.image.bf_cfg import assignments
-from meshfusion.dpu.image.bfb import BL2_IMAGE_ID, HEADER_BYTES, BfbImage, make_bfb
+from meshfusion.dpu.image.bfb import BL2_IMAGE_ID, BfbImage, make_bfb
+from meshfusion.tools.vdpu.rshim_view import RING_BYTES, misc_setting, misc_text
+from meshfusion.tools.vdpu.stream_parts import end_of_bfb
 
 LOGS = Path(__file__).parent / "logs"
-RING_BYTES = 1024
-DRIVER_BUFFER_BYTES = 4069
 
 BF_CFG = b"device=/dev/mmcblk0\nERASE_SSD=no\nubuntu_PASSWORD='$6$salt$hash'\nbfb_modify_os() { true; }\n"
 
@@ -110,23 +111,15 @@ class FakeCard:
             ("SECURE_NIC_MODE", f"{int(b.is_locked)} (0:no, 1:yes)"),
             ("FORCE_CMD", "0 (1: send Force command)"),
         ]
-        text = "".join(f"{key:<16}{value}\n" for key, value in lines)
-        if self.display_level == 1:
-            text += f"{'CLEAR_ON_READ':<16}{int(self.clear_on_read)} (0:no, 1:yes)\n"
-        elif self.display_level == 2 and not b.is_dropped:
-            rule = "-" * 39
-            text += f"{rule}\n             Log Messages\n{rule}\n" + "".join(f"{line}\n" for line in self._ring)
-            if self.clear_on_read:
-                self._ring.clear()
-        return text.encode()[:DRIVER_BUFFER_BYTES].decode()
+        log = None if b.is_dropped else tuple(self._ring)
+        text = misc_text(lines, self.display_level, self.clear_on_read, log)
+        if self.display_level == 2 and self.clear_on_read and not b.is_dropped:
+            self._ring.clear()
+        return text
 
     def write_misc(self, data: bytes) -> None:
         self._live()
-        key, _, value = data.decode().partition(" ")
-        try:
-            number = int(value)
-        except ValueError:
-            raise OSError(errno.EINVAL, "no number") from None
+        key, number = misc_setting(data)
         match key:
             case "DISPLAY_LEVEL":
                 self.display_level = number
@@ -166,7 +159,7 @@ class FakeCard:
 
     def close_boot(self) -> None:
         self.is_boot_open, self.boot_mode = False, 1
-        end = _end_of_bfb(bytes(self.pushed))
+        end = end_of_bfb(io.BytesIO(self.pushed))
         if end is None:
             return
         bf_cfg = bytes(self.pushed[end:])
@@ -224,15 +217,3 @@ class FakeCard:
         self._ring.append(line)
         while sum(len(entry) for entry in self._ring) > RING_BYTES:
             self._ring.pop(0)
-
-
-def _end_of_bfb(data: bytes) -> int | None:
-    """Behind the last image; None when not all of it is there. The last one has no others that follow it."""
-    offset = 0
-    while len(data) >= offset + HEADER_BYTES:
-        length = int.from_bytes(data[offset + 8 : offset + 12], "little")
-        following = int.from_bytes(data[offset + 16 : offset + 24], "little")
-        offset += HEADER_BYTES + length + -length % 8
-        if not following:
-            return offset if len(data) >= offset else None
-    return None

@@ -7,100 +7,62 @@ is ``control``: what is written to it, as JSON, changes the card's behaviour or,
 from __future__ import annotations
 
 import ctypes
-import errno
 import json
 import signal
-import stat
 import sys
-import threading
 import time
 from typing import Any
 
 import mfusepy
 
+from meshfusion.tools.vdpu.rshim_files import FILES, RshimFiles
 from tests.dpu.image.fake_card import FakeCard
 
 _PR_SET_PDEATHSIG = 1
-_MODES = {"boot": 0o200, "misc": 0o600, "console": 0o600, "rshim": 0o600, "control": 0o600}
 
 
-class RshimFiles(mfusepy.Operations):
+class FakeRshimFiles(RshimFiles):
     """``speed``: how many seconds pass for the card in one."""
 
-    use_ns = True
-
     def __init__(self, card: FakeCard, speed: float) -> None:
-        self._card, self._speed = card, speed
+        super().__init__(self._now)
+        self._fake, self._speed = card, speed
         self._began_s = time.monotonic()
-        self._lock = threading.RLock()
-        self._read_once: set[int] = set()
         self._states: dict[int, bytes] = {}
-        self._handles = 0
+
+    def modes(self) -> dict[str, int]:
+        return FILES | {"control": 0o600}
 
     def _now(self) -> FakeCard:
-        self._card.now_s = max(self._card.now_s, (time.monotonic() - self._began_s) * self._speed)
-        return self._card
-
-    def getattr(self, path: str, fh: int | None = None) -> dict[str, Any]:
-        name = path.lstrip("/")
-        if not name:
-            return {"st_mode": stat.S_IFDIR | 0o755, "st_nlink": 2}
-        if name not in _MODES:
-            raise mfusepy.FuseOSError(errno.ENOENT)
-        return {"st_mode": stat.S_IFREG | _MODES[name], "st_nlink": 1, "st_size": 0}
-
-    def readdir(self, path: str, fh: int) -> list[str]:
-        return [".", "..", *_MODES]
+        self._fake.now_s = max(self._fake.now_s, (time.monotonic() - self._began_s) * self._speed)
+        return self._fake
 
     def open(self, path: str, fi: Any) -> int:
-        fi.direct_io = True  # as for a device: no size, no cache
         with self._lock:
-            if path == "/boot":
-                self._failing(lambda: self._now().open_boot())
-            self._handles += 1
-            fi.fh = self._handles
+            super().open(path, fi)
             if path == "/control":
                 self._states[fi.fh] = json.dumps(self._state()).encode()
-            return 0
+        return 0
 
     def read(self, path: str, size: int, offset: int, fi: Any) -> bytes:
+        if path != "/control":
+            return super().read(path, size, offset, fi)
         with self._lock:
-            if path == "/control":
-                return self._states[fi.fh][offset : offset + size]
-            if path != "/misc":
-                raise mfusepy.FuseOSError(errno.ENOSYS)
-            if fi.fh in self._read_once:
-                return b""
-            self._read_once.add(fi.fh)
-            return self._now().read_misc().encode()[:size]
+            return self._states[fi.fh][offset : offset + size]
 
     def write(self, path: str, data: bytes, offset: int, fi: Any) -> int:
+        if path != "/control":
+            return super().write(path, data, offset, fi)
         with self._lock:
-            if path == "/boot":
-                return int(self._failing(lambda: self._now().write_boot(data)))
-            if path == "/misc":
-                if offset:
-                    raise mfusepy.FuseOSError(errno.EINVAL)
-                self._failing(lambda: self._now().write_misc(data))
-            elif path == "/control":
-                self._change(json.loads(data))
-            return len(data)
-
-    def truncate(self, path: str, length: int, fh: int | None = None) -> int:
-        return 0  # a device that is opened for writing is not made shorter
-
-    def release(self, path: str, fi: Any) -> int:
-        with self._lock:
-            if path == "/boot":
-                self._now().close_boot()
-        return 0
+            self._change(json.loads(data))
+        return len(data)
 
     def _change(self, behaviour: dict[str, Any]) -> None:
         """Of nothing at all: another card, as one is that has just been unpacked."""
         if not behaviour:
-            self._card, self._began_s = FakeCard(), time.monotonic()
+            self._fake, self._began_s = FakeCard(), time.monotonic()
         for name, value in behaviour.items():
-            setattr(self._card.behaviour, name, tuple(value) if isinstance(value, list) else value)
+            setattr(self._fake.behaviour, name, tuple(value) if isinstance(value, list) else value)
 
     def _state(self) -> dict[str, Any]:
         card = self._now()
@@ -116,14 +78,10 @@ class RshimFiles(mfusepy.Operations):
             "is_boot_open": card.is_boot_open,
         }
 
-    def _failing(self, call: Any) -> Any:
-        try:
-            return call()
-        except OSError as error:
-            raise mfusepy.FuseOSError(error.errno or errno.EIO) from None
-
 
 if __name__ == "__main__":
     # Whatever ends the tests ends this too, and with it the mount.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    mfusepy.FUSE(RshimFiles(FakeCard(), float(sys.argv[2])), sys.argv[1], foreground=True, raw_fi=True, nothreads=False)
+    mfusepy.FUSE(
+        FakeRshimFiles(FakeCard(), float(sys.argv[2])), sys.argv[1], foreground=True, raw_fi=True, nothreads=False
+    )

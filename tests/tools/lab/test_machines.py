@@ -68,6 +68,17 @@ def test_a_zoned_drive() -> None:
     assert namespace.endswith(",zoned=true,zoned.zone_size=16M,zoned.zone_capacity=16M")
 
 
+def test_a_wire_is_a_network_interface_whose_driver_is_loaded() -> None:
+    machine = TcgMachine(IMAGE, wire=Path("/card/p0,1.sock"))
+    argv = machine.launch(BOOT).argv
+    assert value_of(argv, "-netdev") == ["stream,id=wire,server=off,addr.type=unix,addr.path=/card/p0,,1.sock"]
+    assert "virtio-net-pci,netdev=wire,romfile=" in value_of(argv, "-device")
+    assert machine.settings["LAB_DRIVERS"] == "virtio_net"
+    both = TcgMachine(IMAGE, (EmulatedDrive(256),), Path("/card/p0.sock"))
+    assert both.settings["LAB_DRIVERS"] == "nvme virtio_net"
+    assert "LAB_DRIVERS" not in TcgMachine(IMAGE).settings
+
+
 def test_drives_need_tcg() -> None:
     with pytest.raises(LabError, match="no PCI"):
         ready_machine("uml", (EmulatedDrive(256),))
