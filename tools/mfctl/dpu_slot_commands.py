@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from meshfusion.tools.mfctl.consent import destructive
 from meshfusion.tools.mfctl.numbers import FiniteRange
 from meshfusion.tools.mfctl.output import format_option
 
@@ -81,7 +82,7 @@ _CHANGE_OPTIONS = (
         help="After more, none begins.",
     ),
     click.option("--dry-run", is_flag=True, help="Check everything and show each step; change nothing."),
-    click.option("--yes", is_flag=True, help="Do not ask."),
+    destructive,
     format_option,
 )  # fmt: skip
 

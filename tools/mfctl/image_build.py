@@ -27,6 +27,7 @@ from meshfusion.tools.mfctl.image_places import cache_folder, checkout
 from meshfusion.tools.mfctl.image_show import show_bundle
 from meshfusion.tools.mfctl.progress import Progress
 
+_NOT_MADE: Final = "no bundle was made"
 _VERSION: Final = re.compile(r"[0-9][A-Za-z0-9.+!-]{0,99}")
 
 
@@ -48,13 +49,13 @@ class _Bars:
     def __init__(self, stack: ExitStack) -> None:
         self._stack = stack
         self._what = ""
-        self._bar = Progress("")
+        self._bar = Progress("", left=_NOT_MADE)
 
     def told(self, what: str, done_bytes: int, total_bytes: int) -> None:
         if what != self._what:
             self._stack.close()
             self._what = what
-            self._bar = self._stack.enter_context(Progress(f"{what[:1].upper()}{what[1:]}"))
+            self._bar = self._stack.enter_context(Progress(what, left=_NOT_MADE))
         if total_bytes:
             self._bar.update(done_bytes, total_bytes)
 
@@ -87,7 +88,7 @@ def _plan(root: Path, options: dict[str, Any]) -> Plan:
     elif options["spdk_base"] is not None:
         spdk = spdk_image(options["spdk_base"], architecture)
     store = PackageStore(cache_folder(options["cache"], root), architecture, options["apt_sources"])
-    with Progress("Fetching packages"):
+    with Progress("fetching packages", left=_NOT_MADE):
         kept_debs, kept_wheels = store.debs(debs), store.wheels(lock.wheels_for(target))
     return Plan(
         source, options["version"] or source.version, lock, lock_sha256, target,

@@ -52,7 +52,7 @@ def _resolved(arch: Literal["arm64", "amd64"], root: Path, store: PackageStore, 
     asked = {target: requirements(project, target) for target in TARGETS}
     debian = store.debian
     steps = 1 + 2 * len(TARGETS)
-    with Progress("Resolving packages") as progress:
+    with Progress("resolving packages", left="the lock is as it was") as progress:
         debian.update()
         progress.update(1, steps)
         debs = {target: debian.resolve(roots[target]) for target in TARGETS}

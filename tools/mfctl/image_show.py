@@ -80,7 +80,7 @@ def _checked(folder: Path, public_key: bytes | None, *, must_be_signed: bool) ->
         done_bytes += count_bytes
         progress.update(done_bytes, total_bytes)
 
-    with Progress("Checking the bundle") as progress:
+    with Progress("checking the bundle", left="nothing was changed") as progress:
         problems = (bundle_problems if must_be_signed else content_problems)(folder, bundle, moved)
     if problems:
         raise ConfigProblemsError(str(folder), tuple(problems), next_step="Do not use it until that is settled.")

@@ -14,6 +14,7 @@ from meshfusion.dpu.image.slots.preflight import image_problems, steps
 from meshfusion.dpu.image.slots.service_image import ServiceImage, read_service_image
 from meshfusion.dpu.image.slots.types import Deadlines, Outcome, Phase
 from meshfusion.jbof.config_problems import ConfigProblem
+from meshfusion.tools.mfctl.consent import agree
 from meshfusion.tools.mfctl.flash_progress import FlashProgress
 from meshfusion.tools.mfctl.flash_rollout import Results, Work, roll_out
 from meshfusion.tools.mfctl.output import format_bytes, format_seconds, print_document, print_table
@@ -54,7 +55,7 @@ def upgrade_cards(targets: tuple[SlotTarget, ...], options: dict[str, Any]) -> N
 
 
 def _checked_image(bundle: Path, key: Path | None) -> ServiceImage:
-    with Progress("Checking the bundle") as progress:
+    with Progress("checking the bundle", left="no card was touched") as progress:
         image = read_service_image(bundle, None if key is None else key.read_bytes(), progress.update)
     _refuse(image_problems(image))
     return image
@@ -96,13 +97,13 @@ def _ask(jobs: list[SlotJob], wishes: SlotWishes) -> None:
     if not to_change:
         return
     count = "1 card" if len(to_change) == 1 else f"{len(to_change)} cards"
-    click.echo("Its service stops and starts; engines lose hits while it does. Chunks stay.", err=True)
-    if wishes.no_way_back:
-        click.echo("With --no-way-back, chunks of the pool may be lost on the way back.", err=True)
-    if wishes.image is None:
-        click.confirm(f"Go back to the other slot of {count}?", abort=True, err=True)
-    else:
-        click.confirm(f"Upgrade {count} to {wishes.image.name} ({_size(wishes.image)})?", abort=True, err=True)
+    what = (
+        f"{count} will be upgraded to {wishes.image.name} ({_size(wishes.image)})"
+        if wishes.image
+        else (f"{count} will go back to the service in the other slot")
+    )
+    lost = "On a way back chunks of the pool may be lost (--no-way-back)." if wishes.no_way_back else "Chunks stay."
+    agree(f"{what}; the service stops and starts, and engines lose hits while it does. {lost}", yes=False)
 
 
 def _show(results: Results[Outcome], image: ServiceImage | None, output_format: str) -> None:

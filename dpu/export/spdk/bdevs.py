@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from meshfusion.dpu.export.desired import Namespace
 from meshfusion.dpu.export.errors import ExportError, StepRefusedError
-from meshfusion.dpu.export.spdk.rpc import SpdkRpc
 from meshfusion.dpu.export.spdk.rate_limits import RateLimits, keep_limits
+from meshfusion.dpu.export.spdk.rpc import SpdkRpc
 from meshfusion.jbof.errors import UnsupportedError
 from meshfusion.jbof.format import LBA_BYTES
 

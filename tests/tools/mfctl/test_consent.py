@@ -79,8 +79,8 @@ CASES: dict[str, Case] = {
     "mfctl jbof replace": _drive("replace", "--size", "6MiB"),
     "mfctl pool erase-key": _key,
 }
-# Asked of a card that is there: tests/tools/mfctl/test_dpu_flash.py.
-ELSEWHERE = {"mfctl dpu flash"}
+# Asked of a card that is there: tests/tools/mfctl/test_dpu_flash.py and test_dpu_upgrade.py.
+ELSEWHERE = {"mfctl dpu flash", "mfctl dpu rollback", "mfctl dpu upgrade"}
 
 
 def test_every_marked_command_has_its_case() -> None:
