@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from meshfusion.dpu.config_types import AbsolutePath, ConfigModel, SizeBytes
+from meshfusion.dpu.config_types import MAX_SECONDS, AbsolutePath, ConfigModel, SizeBytes
 from meshfusion.dpu.export.desired import Address
 from meshfusion.dpu.export.spdk.sizing import Machine, size
 from meshfusion.jbof.config_problems import as_fix
@@ -16,6 +16,7 @@ from meshfusion.jbof.errors import ConfigError, FieldValueError, MeshFusionError
 from meshfusion.jbof.nvme.fabrics import check_nqn
 from meshfusion.jbof.pool_addresses import MAX_DRIVE_NUMBER
 
+MIN_KEY_LIFETIME_S = 60.0  # many heartbeats: with each, hosts learn of a new key
 SERVICE = 4420  # IANA's port of NVMe over Fabrics
 MAX_PREFIX_CHARS = 100  # of an NQN's 223: what is behind it has its own length
 _PORTAL = re.compile(r"(?P<transport>\w+)://(?P<address>\[[0-9A-Fa-f:]+\]|[^:/\[\]]+)(:(?P<service>[0-9]{1,5}))?")
@@ -116,6 +117,12 @@ class ExportsConfig(ConfigModel):
         description="Each engine has a key of its own, and the target asks for it (DH-HMAC-CHAP). The kernel's target "
         "must be built for that (CONFIG_NVME_TARGET_AUTH).",
     )
+    key_lifetime_s: Annotated[float, Field(ge=MIN_KEY_LIFETIME_S, le=MAX_SECONDS)] | None = Field(
+        default=None,
+        description="An engine's key is replaced by a new one after this time, without a connection being lost; by "
+        "default it stays as long as the engine does.",
+        examples=[86400],
+    )
     spdk: SpdkConfig | None = Field(default=None, description="Only with target: spdk.")
 
     @model_validator(mode="after")
@@ -124,6 +131,12 @@ class ExportsConfig(ConfigModel):
             problem = "is needed with target: spdk" if self.target == "spdk" else "is only for target: spdk"
             fix = "add socket and memory" if self.target == "spdk" else "remove it, or use target: spdk"
             raise FieldValueError(problem, fix, field="spdk")
+        if self.key_lifetime_s is not None and not self.authenticate:
+            raise FieldValueError(
+                "is for hosts that have keys, and authenticate is off",
+                "remove it, or set authenticate: true",
+                field="key_lifetime_s",
+            )
         addresses = [parse_portal(portal) for portal in self.portals]
         if len(set(addresses)) < len(addresses) or len({address.transport for address in addresses}) > 1:
             raise FieldValueError(

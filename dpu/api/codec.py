@@ -155,6 +155,7 @@ def export_to_pb(e: t.Export) -> pb.Export:
         host_nqn=e.host_nqn,
         portals=[pb.Portal(transport=p.transport, address=p.address, service=p.service) for p in e.portals],
         host_key=e.host_key,
+        tls_psk=e.tls_psk,
     )
 
 
@@ -172,6 +173,7 @@ def export_from_pb(m: pb.Export) -> t.Export:
             for p in m.portals
         ),
         host_key=check_text("export.host_key", m.host_key),
+        tls_psk=check_text("export.tls_psk", m.tls_psk),
     )
 
 
@@ -235,7 +237,7 @@ def ids_from_pb(field: str, values: Iterable[str]) -> tuple[str, ...]:
 
 
 def heartbeat_request_to_pb(r: t.HeartbeatRequest) -> pb.HeartbeatRequest:
-    return pb.HeartbeatRequest(holder_id=r.holder_id, epoch=r.epoch, lease_ids=r.lease_ids)
+    return pb.HeartbeatRequest(holder_id=r.holder_id, epoch=r.epoch, lease_ids=r.lease_ids, host_key_id=r.host_key_id)
 
 
 def heartbeat_request_from_pb(m: pb.HeartbeatRequest) -> t.HeartbeatRequest:
@@ -243,12 +245,16 @@ def heartbeat_request_from_pb(m: pb.HeartbeatRequest) -> t.HeartbeatRequest:
         holder_id=check_id("holder_id", m.holder_id),
         epoch=check_int("epoch", m.epoch),
         lease_ids=ids_from_pb("lease_ids", m.lease_ids),
+        host_key_id=check_id("host_key_id", m.host_key_id, allow_empty=True),
     )
 
 
 def heartbeat_reply_to_pb(r: t.HeartbeatReply) -> pb.HeartbeatReply:
     return pb.HeartbeatReply(
-        lost_lease_ids=r.lost_lease_ids, drives_version=r.drives_version, is_draining=r.is_draining
+        lost_lease_ids=r.lost_lease_ids,
+        drives_version=r.drives_version,
+        is_draining=r.is_draining,
+        host_key=r.host_key,
     )
 
 
@@ -257,6 +263,7 @@ def heartbeat_reply_from_pb(m: pb.HeartbeatReply) -> t.HeartbeatReply:
         lost_lease_ids=ids_from_pb("lost_lease_ids", m.lost_lease_ids),
         drives_version=check_int("drives_version", m.drives_version),
         is_draining=m.is_draining,
+        host_key=check_text("host_key", m.host_key),
     )
 
 

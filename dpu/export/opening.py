@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import uuid
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
@@ -33,8 +34,9 @@ def keeper_of(
     :class:`~meshfusion.jbof.errors.ConfigError` for what cannot be exported. An SPDK that is not there may come later.
     """
     drives = {drive.number: drive.path.resolve() for drive in find_drives(layout).here}
+    lifetime_s = config.key_lifetime_s
     plan, target = _plan_and_target(config, pool_uuid, layout, drives, limits)
-    return ExportKeeper(target, plan)
+    return ExportKeeper(target, plan, key_lifetime_s=math.inf if lifetime_s is None else lifetime_s)
 
 
 def _plan_and_target(

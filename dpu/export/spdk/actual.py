@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 from uuid import UUID
 
-from meshfusion.dpu.export.actual import ActualSubsystem, Connection
+from meshfusion.dpu.export.actual import ActualSubsystem, AllowedHost, Connection
 from meshfusion.dpu.export.desired import ANA_GROUP, Address, AnaState, Listener, Namespace
+from meshfusion.dpu.export.spdk.calls import id_of_key
 from meshfusion.jbof.errors import ConfigError, UnsupportedError
 
 _Thing = TypeVar("_Thing", Namespace, Listener)
@@ -31,7 +32,7 @@ def parse_subsystem(report: Any, listeners: Any, qpairs: Any) -> ActualSubsystem
             serial=report["serial_number"],
             allow_any_host=report["allow_any_host"],
             namespaces=frozenset(_each(map(_namespace, report["namespaces"]), oddities)),
-            hosts=frozenset((host["nqn"], "dhchap_key" in host) for host in report["hosts"]),
+            hosts=frozenset(map(_host, report["hosts"])),
             listeners=frozenset(_each(map(_listener, listeners), oddities)),
             connections=frozenset(Connection(pair["hostnqn"], pair["state"] not in _TORN_DOWN) for pair in qpairs),
             foreign="; ".join(oddities),
@@ -49,6 +50,11 @@ def _each(things: Iterable[_Thing | str], oddities: list[str]) -> Iterator[_Thin
             oddities.append(thing)
         else:
             yield thing
+
+
+def _host(report: Any) -> AllowedHost:
+    chap, psk = (id_of_key(report[name]) if name in report else "" for name in ("dhchap_key", "psk"))
+    return AllowedHost(report["nqn"], chap, psk)
 
 
 def _namespace(report: Any) -> Namespace | str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,11 +14,11 @@ from meshfusion.dpu.export.errors import ExportError, StepRefusedError
 from meshfusion.dpu.export.fence import Fence, NotYet, verdict
 from meshfusion.dpu.export.reconcile import Report, reconcile
 from meshfusion.dpu.export.spdk.actual import is_nvm_subsystem, parse_subsystem
-from meshfusion.dpu.export.spdk.calls import call_of, key_name
+from meshfusion.dpu.export.spdk.calls import call_of, key_name, keys_of
 from meshfusion.dpu.export.spdk.client import SpdkRpc
 from meshfusion.dpu.export.spdk.sizing import Sizing
 from meshfusion.dpu.export.spdk.start import Timeouts, bring_up
-from meshfusion.dpu.export.steps import AddHost, RemoveHost, Step
+from meshfusion.dpu.export.steps import AddHost, RemoveHost, SetHostKey, Step
 from meshfusion.jbof.errors import UnsupportedError
 
 _LOG = logging.getLogger(__name__)
@@ -108,12 +108,14 @@ class SpdkTarget:
         return parse_subsystem(report, (), pairs)
 
     def apply(self, step: Step) -> None:
-        if isinstance(step, AddHost) and step.host.key_file is not None:
-            self._add_key(step.host)
+        if isinstance(step, AddHost | SetHostKey):
+            self._add_keys(step.host)
         method, parameters = call_of(step)
         self._rpc.call(method, self._settings.timeouts.change_s, **parameters)
         if isinstance(step, RemoveHost):
-            self._drop_key(step.host_nqn)
+            self._drop_keys(step.host_nqn, step.key_ids)
+        if isinstance(step, SetHostKey):
+            self._drop_keys(step.host.nqn, (step.former_id,))
         _LOG.info("applied %s", step)
 
     def _bring_up(self) -> None:
@@ -134,15 +136,18 @@ class SpdkTarget:
                 if not tries_left:
                     raise
 
-    def _add_key(self, host: Host) -> None:
+    def _add_keys(self, host: Host) -> None:
         change_s = self._settings.timeouts.change_s
-        try:
-            self._rpc.call("keyring_file_add_key", change_s, name=key_name(host.nqn), path=str(host.key_file))
-        except StepRefusedError as error:
-            if error.code != KEY_EXISTS:  # it does after a step whose answer was lost; a host's key never changes
-                raise
+        for key in keys_of(host):
+            try:
+                self._rpc.call("keyring_file_add_key", change_s, name=key_name(host.nqn, key.id), path=str(key.file))
+            except StepRefusedError as error:
+                if error.code != KEY_EXISTS:  # it does after a step whose answer was lost
+                    raise
 
-    def _drop_key(self, host_nqn: str) -> None:
-        """So that the keyring does not grow with every incarnation. One that is left over does no harm."""
-        with contextlib.suppress(StepRefusedError):  # most have none
-            self._rpc.call("keyring_file_remove_key", self._settings.timeouts.change_s, name=key_name(host_nqn))
+    def _drop_keys(self, host_nqn: str, key_ids: Iterable[str]) -> None:
+        """So that the keyring does not grow with every incarnation and key. One that is left over does no harm."""
+        for key_id in key_ids:
+            with contextlib.suppress(StepRefusedError):  # it may have been dropped, and this answer lost
+                name = key_name(host_nqn, key_id)
+                self._rpc.call("keyring_file_remove_key", self._settings.timeouts.change_s, name=name)

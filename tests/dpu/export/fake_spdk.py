@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from meshfusion.dpu.export.spdk.calls import REQUIRED_METHODS
@@ -61,12 +62,20 @@ class FakeSpdk:
             for namespace in subsystem.namespaces.values()
         }
 
-    def connect_host(self, nqn: str, host_nqn: str) -> None:
-        """As an initiator would; asserts that it is let in."""
+    def lets_in(self, nqn: str, host_nqn: str, key: Path | None) -> bool:
+        """``key``: the file of that which the host has. What SPDK wants stands in the file when it is asked."""
         subsystem = self.subsystems[nqn]
-        assert subsystem.allow_any_host or host_nqn in subsystem.hosts
-        assert subsystem.listeners
-        subsystem.pairs += [Pair(host_nqn, 0), Pair(host_nqn, 1)]
+        if not subsystem.listeners or not (subsystem.allow_any_host or host_nqn in subsystem.hosts):
+            return False
+        wanted = subsystem.hosts.get(host_nqn)
+        return wanted is None or (key is not None and Path(self.keys[wanted]).read_text() == key.read_text())
+
+    def connect_host(self, nqn: str, host_nqn: str, key: Path | None = None) -> None:
+        """As an initiator would; asserts that it is let in."""
+        assert self.lets_in(nqn, host_nqn, key)
+        subsystem = self.subsystems[nqn]
+        controller = 1 + max((pair.controller for pair in subsystem.pairs), default=0)
+        subsystem.pairs += [Pair(host_nqn, 0, controller=controller), Pair(host_nqn, 1, controller=controller)]
 
     def finish(self, host_nqn: str) -> None:
         """The host's requests in flight end."""
@@ -220,6 +229,15 @@ class FakeSpdk:
         subsystem.hosts[host] = dhchap_key
         return True
 
+    def _nvmf_subsystem_set_keys(self, nqn: str, host: str, dhchap_key: str | None = None) -> Any:
+        subsystem = self._subsystem(nqn)
+        if dhchap_key is not None and dhchap_key not in self.keys:
+            raise INVALID
+        if host not in subsystem.hosts:
+            raise Fault(-22, "Invalid argument")
+        subsystem.hosts[host] = dhchap_key
+        return True
+
     def _nvmf_subsystem_remove_host(self, nqn: str, host: str) -> Any:
         subsystem = self._subsystem(nqn)
         if host not in subsystem.hosts:
@@ -238,7 +256,7 @@ class FakeSpdk:
 
     def _nvmf_subsystem_get_qpairs(self, nqn: str) -> Any:
         return [
-            {"cntlid": 1, "qid": pair.qid, "state": pair.state, "thread": "nvmf_tgt_poll_group_000"}
+            {"cntlid": pair.controller, "qid": pair.qid, "state": pair.state, "thread": "nvmf_tgt_poll_group_000"}
             | {"hostnqn": pair.host_nqn}
             for pair in self._subsystem(nqn).pairs
         ]

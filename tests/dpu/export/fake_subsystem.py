@@ -21,6 +21,7 @@ class Pair:
     host_nqn: str
     qid: int
     state: str = "enabled"
+    controller: int = 1
 
 
 @dataclass
