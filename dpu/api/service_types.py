@@ -45,7 +45,8 @@ class DrainRequest:
 
 
 class KeyChange(enum.Enum):
-    """How far a host's new key is, when it was asked for. What is not done goes on by itself, but for UNABLE."""
+    """How far a host's new key is, when it was asked for. What is not done goes on by itself. UNABLE: the host was not
+    heard of yet, or its engine is of an earlier release and keeps its key."""
 
     DONE = "done"
     HOST_LACKS_IT = "the host has not learned it yet"

@@ -164,17 +164,21 @@ class ExportKeeper:
                 "hosts have no keys here: exports.authenticate is off", next_step="set exports.authenticate: true"
             )
         with self._change:
-            asked = {incarnation for incarnation in incarnations if self._rotation.ask(incarnation)}
+            for incarnation in incarnations:
+                self._rotation.ask(incarnation)
             self._rounds_wanted += 1
             self._change.notify_all()
             self._change.wait_for(
-                lambda: self._is_closing or all(self._key_change(one) is KeyChange.DONE for one in asked), deadline_s
+                lambda: self._is_closing or all(self._key_change(one) is KeyChange.DONE for one in incarnations),
+                deadline_s,
             )
-            return {one: self._key_change(one) if one in asked else KeyChange.UNABLE for one in incarnations}
+            return {incarnation: self._key_change(incarnation) for incarnation in incarnations}
 
     def _key_change(self, incarnation: str) -> KeyChange:
         """Under _change, of one that was asked for."""
         assert self._plan.keys is not None
+        if not self._rotation.known_by(incarnation):
+            return KeyChange.UNABLE
         wanted_id = self._plan.keys.wanted(incarnation).id
         if self._rotation.is_asked(incarnation) or self._key_ids.get(incarnation) != wanted_id:
             return KeyChange.TARGET_LACKS_IT

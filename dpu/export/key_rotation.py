@@ -28,12 +28,9 @@ class KeyRotation:
         """It has this key."""
         self._told[incarnation] = key_id
 
-    def ask(self, incarnation: str) -> bool:
-        """Its key is to be replaced. False: it has not said which one it has, and keeps that."""
-        if incarnation not in self._told:
-            return False
+    def ask(self, incarnation: str) -> None:
+        """Its key is to be replaced, once it has said which one it has."""
         self._asked.add(incarnation)
-        return True
 
     def is_asked(self, incarnation: str) -> bool:
         """And it has not been replaced yet."""
@@ -47,14 +44,14 @@ class KeyRotation:
         """Whose key is to be replaced now. ``served``: all that are served, and the id of the key that each is meant to
         have. One that has not come to know its last key is left alone by the clock."""
         self._told = {incarnation: key_id for incarnation, key_id in self._told.items() if incarnation in served}
-        self._asked &= self._told.keys()
+        self._asked &= served.keys()
         self._end_s = {one: self._end_s.get(one, now_s + self._lifetime_s) for one in served}
-        return tuple(
-            incarnation
-            for incarnation, key_id in served.items()
-            if incarnation in self._asked
-            or (now_s >= self._end_s[incarnation] and self._told.get(incarnation) == key_id != "")
-        )
+        return tuple(incarnation for incarnation in served if self._is_due(now_s, incarnation, served[incarnation]))
+
+    def _is_due(self, now_s: float, incarnation: str, key_id: str) -> bool:
+        if incarnation not in self._told:
+            return False
+        return incarnation in self._asked or (now_s >= self._end_s[incarnation] and self._told[incarnation] == key_id)
 
     def replaced(self, now_s: float, incarnation: str) -> None:
         self._asked.discard(incarnation)
