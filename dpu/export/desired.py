@@ -123,7 +123,11 @@ class Listener:
 
 @dataclass(frozen=True, slots=True)
 class Subsystem:
-    """What its hosts may reach, all of it one tenant's (rule 11): access is to every namespace in it."""
+    """What its hosts may reach, all of it one tenant's (rule 11): access is to every namespace in it.
+
+    ``is_secure``: its listeners, all of TCP, take connections over TLS only, for which each host has a ``psk``. No
+    target tells that of a listener, so that ``serial`` must say it: with another one the subsystem is made anew.
+    """
 
     nqn: str
     tenant: str
@@ -131,6 +135,7 @@ class Subsystem:
     namespaces: frozenset[Namespace] = frozenset()
     hosts: frozenset[Host] = frozenset()
     listeners: frozenset[Listener] = frozenset()
+    is_secure: bool = False
 
     def __post_init__(self) -> None:
         check_nqn(self.nqn, what="subsystem NQN")
@@ -142,6 +147,11 @@ class Subsystem:
         _check_unique(f"{self.nqn}: backing", (namespace.backing for namespace in self.namespaces))
         _check_unique(f"{self.nqn}: host", (host.nqn for host in self.hosts))
         _check_unique(f"{self.nqn}: listener", (listener.address for listener in self.listeners))
+        if self.is_secure and any(listener.address.transport != "tcp" for listener in self.listeners):
+            raise _refusal(f"{self.nqn}: TLS is for listeners of TCP")
+        for host in self.hosts:
+            if (host.psk is not None) != self.is_secure:
+                raise _refusal(f"{self.nqn}: {host.nqn} has {'no' if self.is_secure else 'a'} key of TLS")
 
 
 @dataclass(frozen=True, slots=True)

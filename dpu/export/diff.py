@@ -170,7 +170,7 @@ def _giving(wanted: Subsystem, there: ActualSubsystem) -> tuple[Step, ...]:
     listening = {listener.address: listener for listener in there.listeners}
     for listener in sorted(wanted.listeners, key=str):
         if listener.address not in listening:
-            steps.append(AddListener(wanted.nqn, listener))
+            steps.append(AddListener(wanted.nqn, listener, wanted.is_secure))
         elif listening[listener.address] != listener:
             steps.append(SetAnaState(wanted.nqn, listener))
     return tuple(steps)

@@ -13,7 +13,7 @@ from meshfusion.dpu.config_exports import ExportsConfig, SpdkConfig, parse_porta
 from meshfusion.dpu.export.desired import Export, Listener
 from meshfusion.dpu.export.errors import StepRefusedError
 from meshfusion.dpu.export.keeper import ExportKeeper, FencingTarget
-from meshfusion.dpu.export.keys import HostKeys
+from meshfusion.dpu.export.keys import PSK, HostKeys
 from meshfusion.dpu.export.plan import ExportPlan, TargetKind, nqn_prefix_of
 from meshfusion.dpu.export.spdk.client import SpdkRpc
 from meshfusion.dpu.export.spdk.rate_limits import RateLimits, keep_limits
@@ -59,6 +59,7 @@ def _plan_and_target(
         listeners=frozenset(Listener(parse_portal(portal)) for portal in config.portals),
         socket="" if spdk is None else str(spdk.socket),
         keys=HostKeys(layout.holders) if config.authenticate else None,
+        psks=HostKeys(layout.holders, PSK) if config.tcp_tls else None,
     )
     nothing = plan.export(())
     if spdk is None:

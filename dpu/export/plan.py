@@ -31,7 +31,7 @@ class ExportPlan:
     ``backings``: by the drives' numbers, a block device or file each for nvmet, a bdev for SPDK; a drive that is not
     here has none. ``socket``: of the SPDK that is meant.
     ``keys``: with which hosts authenticate themselves; None: they need not. ``psks``: with which they and the target
-    encrypt what goes over TCP; None: it is not encrypted.
+    encrypt what goes over TCP, with an SPDK; None: it is not encrypted.
     """
 
     kind: TargetKind
@@ -53,8 +53,9 @@ class ExportPlan:
         namespaces = frozenset(self._namespace(number, backing) for number, backing in self.backings.items())
         hosts = frozenset(map(self._host, incarnations))
         tenants = [Tenant(WHOLE_POOL, namespaces, hosts)]
-        layout = one_subsystem_per_host if self.kind is TargetKind.NVMET else one_subsystem_per_tenant
-        return layout(self.nqn_prefix, tenants, self.listeners)
+        if self.kind is TargetKind.NVMET:
+            return one_subsystem_per_host(self.nqn_prefix, tenants, self.listeners)
+        return one_subsystem_per_tenant(self.nqn_prefix, tenants, self.listeners, is_secure=self.psks is not None)
 
     @property
     def secrets(self) -> tuple[HostKeys, ...]:

@@ -68,8 +68,11 @@ class AddHost:
 
 @dataclass(frozen=True, slots=True)
 class AddListener:
+    """``is_secure``: for connections over TLS only."""
+
     nqn: str
     listener: Listener
+    is_secure: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -148,7 +148,7 @@ class TargetModel:
                 before = next(known for known in there.hosts if known.nqn == host.nqn)
                 assert before.key_id == former_id
                 there = replace(there, hosts=there.hosts - {before} | {allowed(host)})
-            case AddListener(_, listener):
+            case AddListener(_, listener, _):
                 there = replace(there, listeners=there.listeners | {listener})
             case SetAnaState(_, listener):
                 others = frozenset(known for known in there.listeners if known.address != listener.address)

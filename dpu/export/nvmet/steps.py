@@ -64,7 +64,7 @@ def carry_out(tree: ConfigFs, step: Step) -> None:
             _add_namespace(tree, f"{folder}/namespaces/{namespace.nsid}", namespace)
         case AddHost(_, host):
             _add_host(tree, folder, host)
-        case AddListener(nqn, listener):
+        case AddListener(nqn, listener, _):
             _add_listener(tree, folder, nqn, listener)
         case SetAnaState(_, listener):
             if (port := port_at(tree, listener.address)) is not None:

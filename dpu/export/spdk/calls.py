@@ -29,6 +29,7 @@ MODEL = "MeshFusion"
 
 REQUIRED_METHODS = frozenset(
     {
+        "framework_get_config",
         "framework_wait_init",
         "keyring_file_add_key",
         "keyring_file_remove_key",
@@ -93,11 +94,12 @@ def call_of(step: Step) -> Call:
             assert host.key is not None
             parameters = {"nqn": nqn, "host": host.nqn, "dhchap_key": key_name(host.nqn, host.key.id)}
             return "nvmf_subsystem_set_keys", parameters
-        case AddListener(nqn, listener):
+        case AddListener(nqn, listener, is_secure):
             return "nvmf_subsystem_add_listener", {
                 "nqn": nqn,
                 "listen_address": listen_address(listener.address),
                 "ana_state": listener.ana_state.value,
+                **({"secure_channel": True} if is_secure else {}),
             }
         case SetAnaState(nqn, listener):
             return "nvmf_subsystem_listener_set_ana_state", {
@@ -105,6 +107,18 @@ def call_of(step: Step) -> Call:
                 "listen_address": listen_address(listener.address),
                 "ana_state": listener.ana_state.value,
             }
+
+
+def plain_listeners(config: Any, address: Address) -> tuple[str, ...]:
+    """NQNs of subsystems that listen at ``address`` without TLS, from the answer to framework_get_config of "nvmf"."""
+    calls = (entry["params"] for entry in config if entry.get("method") == "nvmf_subsystem_add_listener")
+    sought = listen_address(address)
+    return tuple(
+        parameters["nqn"]
+        for parameters in calls
+        if not parameters.get("secure_channel", False)
+        and all(parameters["listen_address"].get(name) == value for name, value in sought.items())
+    )
 
 
 def listen_address(address: Address) -> dict[str, str]:

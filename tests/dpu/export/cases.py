@@ -41,6 +41,12 @@ def chap_text(number: int) -> str:
     return f"DHHC-1:00:{base64.b64encode(secret + zlib.crc32(secret).to_bytes(4, 'little')).decode()}:"
 
 
+def psk_text(number: int) -> str:
+    """A key of TLS as files have it (NVMe/TCP Transport Specification 1.0, 3.6.1.5): 32 bytes and their CRC-32."""
+    secret = bytes([number]) * 32
+    return f"NVMeTLSkey-1:01:{base64.b64encode(secret + zlib.crc32(secret).to_bytes(4, 'little')).decode()}:"
+
+
 def key_file(path: Path, text: str) -> HostKey:
     path.touch(mode=0o600)
     path.write_text(text)

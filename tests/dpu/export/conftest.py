@@ -27,11 +27,11 @@ class Spdk(Protocol):
 
     def restart(self) -> None: ...
 
-    def connect_host(self, nqn: str, host_nqn: str, *, key: Path | None = None) -> None:
-        """``key``: the file of that with which it authenticates itself."""
+    def connect_host(self, nqn: str, host_nqn: str, *, key: Path | None = None, psk: Path | None = None) -> None:
+        """``key``: the file of that with which it authenticates itself; ``psk``: of that of TLS."""
 
-    def is_refused(self, nqn: str, host_nqn: str, *, key: Path | None = None) -> bool:
-        """When it tries to connect."""
+    def can_read(self, nqn: str, host_nqn: str, *, key: Path | None = None, psk: Path | None = None) -> bool:
+        """Or is refused when it connects."""
 
     def slow_down(self, bdev: str, host_nqn: str) -> None:
         """This host's next writes to the bdev stay under way for longer than SPDK waits when it removes a host."""
@@ -53,13 +53,13 @@ class FakeRig:
     def restart(self) -> None:
         self.rpc.process = FakeSpdk()
 
-    def connect_host(self, nqn: str, host_nqn: str, *, key: Path | None = None) -> None:
+    def connect_host(self, nqn: str, host_nqn: str, *, key: Path | None = None, psk: Path | None = None) -> None:
         assert self.rpc.process is not None
-        self.rpc.process.connect_host(nqn, host_nqn, key)
+        self.rpc.process.connect_host(nqn, host_nqn, key, psk)
 
-    def is_refused(self, nqn: str, host_nqn: str, *, key: Path | None = None) -> bool:
+    def can_read(self, nqn: str, host_nqn: str, *, key: Path | None = None, psk: Path | None = None) -> bool:
         assert self.rpc.process is not None
-        return not self.rpc.process.lets_in(nqn, host_nqn, key)
+        return self.rpc.process.lets_in(nqn, host_nqn, key, psk)
 
     def slow_down(self, bdev: str, host_nqn: str) -> None:
         assert self.rpc.process is not None

@@ -126,12 +126,17 @@ def test_a_key_that_cannot_be_read_changes_nothing() -> None:
 def test_a_host_whose_tls_key_is_another_is_let_in_anew() -> None:
     """No target takes another one in its place."""
     nqn = host_nqn("a-1")
-    right = AllowedHost(nqn, TWO, ONE)
-    assert steps(with_first_host(right), wanting(Host(nqn, KEY, HostKey(Path("/psk"), ONE)))) == []
-    for wrong in (AllowedHost(nqn, TWO, TWO), AllowedHost(nqn, TWO)):
-        removal = RemoveHost(NQN, nqn, (TWO, TWO) if wrong.psk_id else (TWO,))
-        assert steps(with_first_host(wrong), wanting(Host(nqn, KEY, HostKey(Path("/psk"), ONE)))) == [removal]
-    assert steps(with_first_host(right), wanting(Host(nqn, KEY))) == [RemoveHost(NQN, nqn, (TWO, ONE))]
+    host = Host(nqn, KEY, HostKey(Path("/psk"), ONE))
+    wanted = Export(PREFIX, frozenset({replace(WANTED, hosts=frozenset({host}), is_secure=True)}))
+
+    def with_host(there: AllowedHost) -> ActualSubsystem:
+        return replace(EXACT, hosts=frozenset({there}))
+
+    assert steps(with_host(AllowedHost(nqn, TWO, ONE)), wanted) == []
+    assert steps(with_host(AllowedHost(nqn, TWO, TWO)), wanted) == [RemoveHost(NQN, nqn, (TWO, TWO))]
+    assert steps(with_host(AllowedHost(nqn, TWO)), wanted) == [RemoveHost(NQN, nqn, (TWO,))]
+    plain = Export(PREFIX, frozenset({replace(WANTED, hosts=frozenset({Host(nqn, KEY)}))}))
+    assert steps(with_host(AllowedHost(nqn, TWO, ONE)), plain) == [RemoveHost(NQN, nqn, (TWO, ONE))]
 
 
 def test_a_namespace_of_another_backing_or_identity_is_replaced() -> None:

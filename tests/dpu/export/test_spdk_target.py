@@ -162,7 +162,8 @@ def test_a_new_key_is_asked_for_from_the_next_connection_on(spdk: Spdk, target: 
     assert there["dhchap_key"].endswith(f"-{new.id}")
     assert len([entry for entry in spdk.rpc.call("keyring_get_keys", 60.0) if not entry["removed"]]) == 1
     assert target.desire(keyed).applied == 0
-    assert spdk.is_refused(nqn_of("a"), one, key=former)
+    assert not spdk.can_read(nqn_of("a"), one, key=former)
+    assert spdk.can_read(nqn_of("a"), one, key=path)
     spdk.connect_host(nqn_of("a"), one, key=path)
     assert len(queue_pairs(spdk, "a")) > len(before)
     assert target.fence(one) == Confirmed()

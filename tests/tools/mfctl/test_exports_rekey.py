@@ -122,8 +122,6 @@ def test_every_engine_gets_a_new_key_and_none_is_cut_off(tmp_path: Path, spdk: S
         assert done.exit_code == 0, done.output
         rows = [line.split() for line in done.stdout.splitlines()[1:]]
         assert rows == [[holder, "done"] for holder in sorted(holders)]
-            [holder, "done"] for holder in sorted(holders)
-        ]
         assert {key_of(one), key_of(two)}.isdisjoint(former)
         assert spdk.host_keys.keys() == spdk_keys.keys()
         assert set(spdk.host_keys.values()).isdisjoint(spdk_keys.values())
