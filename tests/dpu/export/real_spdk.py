@@ -65,7 +65,7 @@ class RealSpdk:
         command = [self._binary.parent / "spdk_nvme_perf", "--no-huge", "-s", "256", "-q", "4", "-o", "4096"]
         command += ["-w", work, "-t", str(run_s), "-c", "0x2", "-r", where]
         command += [] if key is None else ["--dhchap-key", key]
-        command += [] if psk is None else ["--psk-path", psk]
+        command += [] if psk is None else ["-S", "ssl", "--psk-path", psk]
         path = self._folder / f"perf-{len(self._hosts)}.log"
         with path.open("wb") as log:
             self._hosts.append(subprocess.Popen(list(map(str, command)), stdout=log, stderr=log))

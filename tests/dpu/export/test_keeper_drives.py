@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ class DrivesRig(Rig):
     """A pool of three drives."""
 
     def __init__(self, folder: Path) -> None:
+        self.key_lifetime_s = math.inf
         self.path = folder / "pool"
         create_pool_of_drives(self.path, size_bytes=SIZE_BYTES, segment_bytes=SEGMENT_BYTES, data_paths=[None] * 3)
         self.devices = {nsid: str((self.path / name).resolve()) for nsid, name in enumerate(DRIVE_FILES, start=1)}
