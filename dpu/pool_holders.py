@@ -9,16 +9,18 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 
 from meshfusion.dpu.api import types as api
+from meshfusion.dpu.api.limits import MAX_ID_CHARS
 from meshfusion.dpu.api.liveness import create_liveness, forget_liveness, take_liveness_away
+from meshfusion.dpu.api.service_types import KeyChange
 from meshfusion.dpu.export.keeper import Drives, ExportKeeper
 from meshfusion.dpu.pool_dir import LIVENESS_SUFFIX, PoolLayout
 from meshfusion.dpu.pool_transactions import Transactions
 from meshfusion.dpu.store.store import Store
-from meshfusion.jbof.errors import MeshFusionError, UnsupportedError
+from meshfusion.jbof.errors import MeshFusionError, ServiceError, UnsupportedError
 
 logger = logging.getLogger("meshfusion.pool")
 
@@ -107,6 +109,22 @@ class PoolHolders:
                 "this service exports nothing over NVMe-oF", next_step="add exports to the service's configuration"
             )
         return self._exports
+
+    # ---- keys of hosts -------------------------------------------------------------------------------------------
+
+    def new_key(self, request: api.HeartbeatRequest) -> str:
+        """Without the mutex. That which the holder must connect with from now on; empty: the one that it has."""
+        return self._exports.hear(request.holder_id, request.host_key_id) if self._exports is not None else ""
+
+    def replace_keys(self, holder_id: str, *, deadline_s: float) -> Mapping[str, KeyChange]:
+        """As :meth:`~meshfusion.dpu.pool.Pool.replace_keys`."""
+        exports, served = self._served_exports(), self.holders_to_serve()
+        if holder_id and holder_id not in served:
+            raise ServiceError(
+                f"holder {holder_id[:MAX_ID_CHARS]!r} does not reach this pool through its exports",
+                next_step="mfctl pool status lists the holders",
+            )
+        return exports.replace_keys((holder_id,) if holder_id else served, deadline_s=deadline_s)
 
     # ---- going ---------------------------------------------------------------------------------------------------
 

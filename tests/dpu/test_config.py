@@ -518,6 +518,25 @@ def test_the_example_of_exports_is_accepted(tmp_path: Path) -> None:
             r"exports\.spdk.*: is only for target: spdk; remove it",
         ),
         ("{target: nvmet, portals: ['rdma://10.0.0.1'], nqn_prefix: mine}", r"exports\.nqn_prefix = 'mine': "),
+        (
+            "{target: nvmet, portals: ['rdma://10.0.0.1'], authenticate: false, key_lifetime_s: 86400}",
+            r"exports\.key_lifetime_s.*: is for hosts that have keys, .*; remove it, or set authenticate: true",
+        ),
+        ("{target: nvmet, portals: ['rdma://10.0.0.1'], key_lifetime_s: 59}", r"exports\.key_lifetime_s = 59: .* 60"),
+        ("{target: nvmet, portals: ['rdma://10.0.0.1'], key_lifetime_s: .inf}", r"exports\.key_lifetime_s = inf"),
+        (
+            "{target: nvmet, portals: ['tcp://10.0.0.1'], tcp_tls: true}",
+            r"exports\.tcp_tls.*: is not supported with target: nvmet\. .*Linux 6\.7 .*addr_tsas.*tlshd",
+        ),
+        (
+            "{target: nvmet, portals: ['rdma://10.0.0.1'], tcp_tls: true}",
+            r"exports\.tcp_tls.*: is for TCP, and NVMe/RDMA has no TLS; use tcp://",
+        ),
+        (
+            "{target: spdk, portals: ['tcp://10.0.0.1'], authenticate: false, tcp_tls: true, "
+            "spdk: {socket: /s, memory: 8GiB}}",
+            r"exports\.tcp_tls.*: needs authenticate: .*; set authenticate: true",
+        ),
         ("{target: nvmet, portals: ['rdma://10.0.0.1'], port: 1}", r"exports\.port: unknown key; did you mean"),
     ],
 )

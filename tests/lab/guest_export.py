@@ -13,12 +13,13 @@ import time
 import uuid
 from pathlib import Path
 
-from meshfusion.dpu.export.desired import Address, AnaState, Export, Host, Listener, Namespace
+from meshfusion.dpu.export.desired import Address, AnaState, Export, Host, HostKey, Listener, Namespace
 from meshfusion.dpu.export.fence import Confirmed
 from meshfusion.dpu.export.layout import Tenant, host_subsystem_nqn, one_subsystem_per_host
 from meshfusion.dpu.export.nvmet.actual import read_actual
 from meshfusion.dpu.export.nvmet.configfs import KernelConfigFs
 from meshfusion.dpu.export.nvmet.target import NvmetTarget
+from meshfusion.jbof.nvme.auth_keys import key_id
 from meshfusion.tools.lab.guest_setup.block import NULL_BLK, MemoryDevice, memory_device_steps
 from meshfusion.tools.lab.guest_setup.initiator import block_devices
 from meshfusion.tools.lab.guest_setup.steps import Run, Write, carry_out
@@ -90,7 +91,7 @@ def main() -> dict[str, object]:
     seen["moved"] = (report.converged, report.reasons, sorted(tree.entries("ports")), len(read_actual(tree)))
     key = Path("/tmp/key")
     key.write_text(KEY)
-    report = target.desire(desired(Host(host("three"), key)))
+    report = target.desire(desired(Host(host("three"), HostKey(key, key_id(KEY)))))
     seen["keyed"] = (report.converged, report.reasons, connect(host("three")) != "")
     report = target.desire(Export(PREFIX))
     seen["gone"] = (report.converged, [sorted(tree.entries(name)) for name in ("subsystems", "ports", "hosts")])

@@ -22,6 +22,7 @@ from meshfusion.tools.mfctl.connector_commands import connector
 from meshfusion.tools.mfctl.doctor_command import doctor
 from meshfusion.tools.mfctl.dpu_commands import dpu
 from meshfusion.tools.mfctl.events_command import events
+from meshfusion.tools.mfctl.exports_commands import exports
 from meshfusion.tools.mfctl.jbof_commands import jbof
 from meshfusion.tools.mfctl.kinds_command import kinds
 from meshfusion.tools.mfctl.output import EXIT_INTERRUPTED, report_error, report_object, wanted_format
@@ -109,7 +110,24 @@ def mfctl(context: click.Context, /, **access: Any) -> None:
     remember_access(context, access)
 
 
-COMMANDS = (pool, service, chunk, jbof, path, events, trace, top, config, kinds, doctor, support, verify, sim, lab)
+COMMANDS = (
+    pool,
+    service,
+    chunk,
+    jbof,
+    exports,
+    path,
+    events,
+    trace,
+    top,
+    config,
+    kinds,
+    doctor,
+    support,
+    verify,
+    sim,
+    lab,
+)
 for command in (*COMMANDS, dpu, token, audit, plan, connector):
     mfctl.add_command(command)
 

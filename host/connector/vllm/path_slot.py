@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -92,6 +93,8 @@ class PathSlot:
 
     def follow(self, attachment: Attachment | None, *, is_writing: bool) -> None:
         """``is_writing``: under the former attachment; its path stays until that has ended."""
+        if attachment is not None:
+            self._take_key(attachment)
         if attachment is None or self._opening is not None:
             return
         former = self._attachment
@@ -109,6 +112,15 @@ class PathSlot:
             self._leave_pool()
         if time.monotonic() >= self._retry_from_s:
             self._opening = _Opening(attachment, self._open_path)
+
+    def _take_key(self, attachment: Attachment) -> None:
+        """The same incarnation may be given another key, also while it writes: its path needs it to connect again."""
+        mine = self._attachment
+        if mine is None or mine.holder_id != attachment.holder_id or mine.export == attachment.export:
+            return
+        if self._path is not None and attachment.export is not None:
+            self._path.take_key(attachment.export.host_key)
+        self._attachment = replace(mine, export=attachment.export)
 
     def _follow_drives(self, attachment: Attachment) -> None:
         """Of a target: those that have come are proven over the path that is in use, those that have gone are left.

@@ -42,8 +42,12 @@ class FakePath:
     def __init__(self, holder_id: str, exported: FakeDrives | None = None) -> None:
         self.holder_id = holder_id
         self.exported = exported
+        self.keys: list[str] = []
         self.finished = threading.Event()
         self.is_closed = False
+
+    def take_key(self, host_key: str) -> None:
+        self.keys.append(host_key)
 
     def finish(self, *, deadline_s: float) -> bool:
         self.finished.set()
@@ -117,6 +121,31 @@ def test_the_former_path_serves_until_the_next_is_open_and_then_ends_in_its_time
     until(slot.advance)
     assert holder_of(slot) == "two"
     assert former.finished.wait(10)
+
+
+def test_a_new_key_of_the_same_incarnation_goes_to_its_path_also_while_it_writes(
+    slot: PathSlot, opener: Opener
+) -> None:
+    follow(slot, FAR)
+    path = cast(Any, slot.path)
+    again = replace(FAR, export=replace(EXPORT, host_key="new"))
+    slot.follow(again, is_writing=True)
+    slot.follow(again, is_writing=False)
+    assert (path.keys, opener.opened, slot.attachment) == (["new"], ["one"], again)
+    other = replace(again, holder_id="two", export=replace(EXPORT, host_nqn="nqn.x:two", host_key="of two"))
+    slot.follow(other, is_writing=True)
+    assert path.keys == ["new"], "another incarnation's key is not this one's"
+
+
+def test_a_key_that_came_while_the_path_was_being_opened_is_not_missed(slot: PathSlot, opener: Opener) -> None:
+    opener.let.clear()
+    slot.follow(FAR, is_writing=False)
+    again = replace(FAR, export=replace(EXPORT, host_key="new"))
+    slot.follow(again, is_writing=False)
+    opener.let.set()
+    until(slot.advance)
+    slot.follow(again, is_writing=False)
+    assert cast(Any, slot.path).keys == ["new"]
 
 
 def test_nothing_changes_while_something_is_written(slot: PathSlot, opener: Opener) -> None:
