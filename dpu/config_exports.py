@@ -16,7 +16,8 @@ from meshfusion.jbof.errors import ConfigError, FieldValueError, MeshFusionError
 from meshfusion.jbof.nvme.fabrics import check_nqn
 from meshfusion.jbof.pool_addresses import MAX_DRIVE_NUMBER
 
-MIN_KEY_LIFETIME_S = 60.0  # many heartbeats: with each, hosts learn of a new key
+MIN_KEY_LIFETIME_S = 60.0
+HEARTBEATS_OF_A_KEY = 10  # at least, in its lifetime
 SERVICE = 4420  # IANA's port of NVMe over Fabrics
 MAX_PREFIX_CHARS = 100  # of an NQN's 223: what is behind it has its own length
 _PORTAL = re.compile(r"(?P<transport>\w+)://(?P<address>\[[0-9A-Fa-f:]+\]|[^:/\[\]]+)(:(?P<service>[0-9]{1,5}))?")

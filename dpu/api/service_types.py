@@ -45,12 +45,14 @@ class DrainRequest:
 
 
 class KeyChange(enum.Enum):
-    """How far a host's new key is, when it was asked for. What is not done goes on by itself. UNABLE: the host was not
-    heard of yet, or its engine is of an earlier release and keeps its key."""
+    """How far a host's new key is, when it was asked for. What is not done goes on by itself; NOT_WRITTEN is tried
+    again in a minute. UNABLE: the host was not heard of yet, or its engine is of an earlier release and keeps its key.
+    """
 
     DONE = "done"
     HOST_LACKS_IT = "the host has not learned it yet"
     TARGET_LACKS_IT = "the target has not got it yet"
+    NOT_WRITTEN = "it could not be written to its file, see the service's log"
     UNABLE = "its engine has not said that it takes new keys"
 
 

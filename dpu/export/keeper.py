@@ -21,11 +21,10 @@ from meshfusion.dpu.export.desired import Export
 from meshfusion.dpu.export.drive_showing import DrivesNow
 from meshfusion.dpu.export.errors import ExportError
 from meshfusion.dpu.export.fence import Confirmed, Fence, NotYet
-from meshfusion.dpu.export.key_rotation import KeyRotation
+from meshfusion.dpu.export.key_keeping import KeyKeeping
 from meshfusion.dpu.export.plan import ExportPlan, check_bdevs
 from meshfusion.dpu.export.reconcile import Report
-from meshfusion.jbof.errors import MeshFusionError, ServiceUnavailableError, UnsupportedError
-from meshfusion.jbof.nvme.auth_keys import key_id
+from meshfusion.jbof.errors import MeshFusionError, ServiceUnavailableError
 from meshfusion.jbof.pool_addresses import namespace_of
 
 logger = logging.getLogger("meshfusion.exports")
@@ -99,8 +98,7 @@ class ExportKeeper:
         self._rounds_done = 0
         self._last = Round(frozenset(), frozenset(), "the target was not asked yet")
         self._outgoing: dict[int, str] = {}  # drives that are not confirmed to be out, and why
-        self._rotation = KeyRotation(key_lifetime_s)  # under _change, as what follows
-        self._key_ids: dict[str, str] = {}  # of the keys that the target asks for, when it was last read
+        self._keys = KeyKeeping(plan.keys, key_lifetime_s)
         self._cut_off_since_s: dict[str, float] = {}  # when it began, or was last told of
         self._is_closing = False
         self._thread: threading.Thread | None = None
@@ -170,58 +168,15 @@ class ExportKeeper:
 
         if not self._is_true_in_time(is_admitted, deadline_s):
             raise self._refusal()
-        return self._plan.reach(incarnation)
-
-    # ---- keys ----------------------------------------------------------------------------------------------------
+        return self._plan.reach(incarnation, self._keys.there_id(incarnation))
 
     def hear(self, incarnation: str, known_id: str) -> str:
-        """It says which key it has; empty: nothing, as engines of earlier releases. Returns the key that its target
-        asks for, as text, when that is another one, else nothing."""
-        keys = self._plan.keys
-        if keys is None or not known_id:
-            return ""
-        with self._change:
-            if self._rotation.known_by(incarnation) != known_id:
-                self._rotation.heard(incarnation, known_id)
-                self._change.notify_all()
-            there_id = self._key_ids.get(incarnation, "")
-        if there_id in ("", known_id):
-            return ""
-        try:
-            text = keys.read(incarnation)
-        except MeshFusionError as error:
-            logger.warning("holder %s cannot be told its new key: %s", incarnation, error.message)
-            return ""
-        return text if key_id(text) == there_id else ""  # one that came after: when the target has it
+        """As :meth:`~meshfusion.dpu.export.key_keeping.KeyKeeping.hear`."""
+        return self._keys.hear(incarnation, known_id)
 
     def replace_keys(self, incarnations: Collection[str], *, deadline_s: float) -> dict[str, KeyChange]:
-        """Give each of these a new key, without ending a connection, and say how far that is when all have got it or
-        the deadline comes. What is left goes on by itself. Raises UnsupportedError where hosts have no keys."""
-        if self._plan.keys is None:
-            raise UnsupportedError(
-                "hosts have no keys here: exports.authenticate is off", next_step="set exports.authenticate: true"
-            )
-        with self._change:
-            for incarnation in incarnations:
-                self._rotation.ask(incarnation)
-            self._rounds_wanted += 1
-            self._change.notify_all()
-            self._change.wait_for(
-                lambda: self._is_closing or all(self._key_change(one) is KeyChange.DONE for one in incarnations),
-                deadline_s,
-            )
-            return {incarnation: self._key_change(incarnation) for incarnation in incarnations}
-
-    def _key_change(self, incarnation: str) -> KeyChange:
-        """Under _change, of one that was asked for."""
-        assert self._plan.keys is not None
-        if not self._rotation.known_by(incarnation):
-            return KeyChange.UNABLE
-        wanted_id = self._plan.keys.wanted(incarnation).id
-        if self._rotation.is_asked(incarnation) or self._key_ids.get(incarnation) != wanted_id:
-            return KeyChange.TARGET_LACKS_IT
-        is_known = self._rotation.known_by(incarnation) == wanted_id
-        return KeyChange.DONE if is_known else KeyChange.HOST_LACKS_IT
+        """As :meth:`~meshfusion.dpu.export.key_keeping.KeyKeeping.replace`."""
+        return self._keys.replace(incarnations, self.wake, deadline_s=deadline_s)
 
     def _is_true_in_time(self, condition: Callable[[], bool], deadline_s: float) -> bool:
         """Now, or by the end of a round that begins after this call."""
@@ -251,6 +206,7 @@ class ExportKeeper:
         with self._change:
             self._is_closing = True
             self._change.notify_all()
+        self._keys.close()
         if self._thread is None:
             return True
         self._thread.join(deadline_s)
@@ -288,7 +244,7 @@ class ExportKeeper:
 
     def _make_so(self, holders: Holders, drives: Drives) -> Round:
         now, wanted = drives.drives_to_show(), holders.holders_to_serve()
-        self._renew_keys(wanted)
+        self._keys.renew(wanted)
         plan = self._plan.showing(now.shown)
         desired = plan.export(wanted)
         report = self._target.desire(desired)
@@ -305,9 +261,7 @@ class ExportKeeper:
             actual = self._target.read(desired)
         except ExportError as error:
             return Round(frozenset(), frozenset(), error.message)
-        key_ids = {incarnation: plan.key_id(actual, incarnation) for incarnation in wanted}
-        with self._change:
-            self._key_ids = key_ids
+        self._keys.found({incarnation: plan.key_id(actual, incarnation) for incarnation in wanted})
         served = frozenset(incarnation for incarnation in wanted if plan.is_served(actual, incarnation))
         return Round(served, frozenset(plan.backings), problem)
 
@@ -324,26 +278,6 @@ class ExportKeeper:
             logger.info("drive %d is shown to nobody: nothing is in flight there", number)
             drives.drive_is_taken_out(number)
         self._outgoing = waits
-
-    def _renew_keys(self, served: Iterable[str]) -> None:
-        """Those that are due, in their files; their target gets them with the rest of what is desired."""
-        keys, now_s = self._plan.keys, time.monotonic()
-        if keys is None:
-            return
-        wanted_ids = {incarnation: keys.wanted(incarnation).id for incarnation in served}
-        with self._change:
-            due = self._rotation.due(now_s, wanted_ids)
-        for incarnation in due:
-            try:
-                keys.replace(incarnation)
-            except MeshFusionError as error:
-                logger.warning("the key of holder %s was not replaced: %s", incarnation, error)
-                outcome = self._rotation.failed
-            else:
-                logger.info("holder %s is given a new key", incarnation)
-                outcome = self._rotation.replaced
-            with self._change:
-                outcome(now_s, incarnation)
 
     def _cut_off(self, incarnation: str, unreachable: ExportError | None, holders: Holders) -> None:
         """``unreachable``: why there is no use in asking the target, which may take long not to answer."""

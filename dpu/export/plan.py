@@ -84,12 +84,14 @@ class ExportPlan:
         """Of this incarnation alone (rule 3)."""
         return f"{self.nqn_prefix}:host:{incarnation}"
 
-    def reach(self, incarnation: str) -> Reach:
-        """What the incarnation is told: where to connect to, and as whom. Raises what reading its key raises."""
+    def reach(self, incarnation: str, key_id: str = "") -> Reach:
+        """What the incarnation is told: where to connect to, and as whom. ``key_id``: of the key that its target asks
+        for, which need not be the newest; empty: of that. Raises what reading its key raises."""
         subsystem = self._subsystem(incarnation)
         addresses = sorted((listener.address for listener in self.listeners), key=str)
         portals = tuple(Portal(address.transport, address.ip, address.service) for address in addresses)
-        key, psk = (kind.read(incarnation) if kind is not None else "" for kind in (self.keys, self.psks))
+        key = self.keys.read(incarnation, key_id) if self.keys is not None else ""
+        psk = self.psks.read(incarnation) if self.psks is not None else ""
         return Reach(subsystem.nqn, self.host_nqn(incarnation), portals, key, psk)
 
     def is_served(self, actual: Actual, incarnation: str) -> bool:

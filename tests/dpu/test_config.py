@@ -545,6 +545,16 @@ def test_exports_that_make_no_sense(tmp_path: Path, exports: str, problem: str) 
     assert re.search(problem, told), told
 
 
+def test_a_key_lives_for_many_heartbeats(tmp_path: Path) -> None:
+    exports = "exports: {target: nvmet, portals: ['rdma://10.0.0.1'], key_lifetime_s: 60}\n"
+    load_service_config(write(tmp_path, f"{GOOD}{exports}leases: {{heartbeat_s: 6}}\n"))
+    (problem,) = problems_of(write(tmp_path, f"{GOOD}{exports}leases: {{heartbeat_s: 6.5}}\n"))
+    assert problem == (
+        "line 4: exports.key_lifetime_s = 60: 60 is less than 10 times leases.heartbeat_s = 6.5, and with each "
+        "heartbeat only an engine learns of its new key; use 65 to 86400, or lower leases.heartbeat_s to at most 6"
+    )
+
+
 def test_lines_point_into_nested_values() -> None:
     document = parse_yaml("a:\n  - x\n  - b: 1\n    c: 2\n", "f")
     assert document.lines == {("a",): 1, ("a", 0): 2, ("a", 1): 3, ("a", 1, "b"): 3, ("a", 1, "c"): 4}

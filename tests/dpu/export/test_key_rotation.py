@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
+import threading
 import time
-import uuid
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from meshfusion.dpu.api import types as api
 from meshfusion.dpu.api.service_types import KeyChange
-from meshfusion.dpu.export.key_rotation import RETRY_S, KeyRotation
+from meshfusion.dpu.export.key_disk import KeyDisk
+from meshfusion.dpu.export.key_keeping import KeyKeeping
+from meshfusion.dpu.export.key_rotation import RETRY_S, KeyRotation, ServedKey
 from meshfusion.dpu.export.keys import HostKeys
 from meshfusion.dpu.pool import Pool
-from meshfusion.dpu.pool_dir import PoolLayout
 from meshfusion.jbof.errors import MediaError, ServiceError, UnsupportedError
 from meshfusion.jbof.nvme.auth_keys import key_id, parse_secret
-from tests.dpu.export.keeper_cases import DEADLINE_S, Rig, keeper, until
+from tests.dpu.export.keeper_cases import DEADLINE_S, Rig, until
 from tests.dpu.pool_cases import IDENTITY, make_pool
 
 OLD, NEW = "0" * 16, "1" * 16
+HAS_OLD, HAS_NEW = ServedKey(OLD), ServedKey(NEW)
 LIFETIME_S = 1000.0
 
 
@@ -32,40 +34,40 @@ LIFETIME_S = 1000.0
 def test_a_key_has_its_time_from_when_it_is_first_served() -> None:
     rotation = KeyRotation(LIFETIME_S)
     rotation.heard("one", OLD)
-    assert rotation.due(5.0, {"one": OLD}) == ()
-    assert rotation.due(5.0 + LIFETIME_S - 1, {"one": OLD}) == ()
-    assert rotation.due(5.0 + LIFETIME_S, {"one": OLD}) == ("one",)
+    assert rotation.due(5.0, {"one": HAS_OLD}) == ()
+    assert rotation.due(5.0 + LIFETIME_S - 1, {"one": HAS_OLD}) == ()
+    assert rotation.due(5.0 + LIFETIME_S, {"one": HAS_OLD}) == ("one",)
     rotation.replaced(5.0 + LIFETIME_S, "one")
     rotation.heard("one", NEW)
-    assert rotation.due(4.0 + 2 * LIFETIME_S, {"one": NEW}) == ()
-    assert rotation.due(5.0 + 2 * LIFETIME_S, {"one": NEW}) == ("one",)
+    assert rotation.due(4.0 + 2 * LIFETIME_S, {"one": HAS_NEW}) == ()
+    assert rotation.due(5.0 + 2 * LIFETIME_S, {"one": HAS_NEW}) == ("one",)
 
 
 def test_a_host_that_says_nothing_of_its_key_keeps_it() -> None:
     rotation = KeyRotation(LIFETIME_S)
     rotation.ask("one")
-    assert rotation.due(0.0, {"one": OLD}) == ()
-    assert rotation.due(10 * LIFETIME_S, {"one": OLD}) == ()
+    assert rotation.due(0.0, {"one": HAS_OLD}) == ()
+    assert rotation.due(10 * LIFETIME_S, {"one": HAS_OLD}) == ()
     rotation.heard("one", OLD)
-    assert rotation.due(10 * LIFETIME_S, {"one": OLD}) == ("one",), "it was asked for"
+    assert rotation.due(10 * LIFETIME_S, {"one": HAS_OLD}) == ("one",), "it was asked for"
 
 
 def test_a_host_that_has_not_learned_its_last_key_is_left_alone_by_the_clock_but_not_by_people() -> None:
     rotation = KeyRotation(LIFETIME_S)
     rotation.heard("one", OLD)
-    rotation.due(0.0, {"one": NEW})
-    assert rotation.due(LIFETIME_S, {"one": NEW}) == ()
+    rotation.due(0.0, {"one": HAS_NEW})
+    assert rotation.due(LIFETIME_S, {"one": HAS_NEW}) == ()
     rotation.ask("one")
-    assert rotation.due(LIFETIME_S, {"one": NEW}) == ("one",)
+    assert rotation.due(LIFETIME_S, {"one": HAS_NEW}) == ("one",)
 
 
 def test_a_file_that_could_not_be_written_is_tried_again_later() -> None:
     rotation = KeyRotation(LIFETIME_S)
     rotation.heard("one", OLD)
-    rotation.due(0.0, {"one": OLD})
+    rotation.due(0.0, {"one": HAS_OLD})
     rotation.failed(LIFETIME_S, "one")
-    assert rotation.due(LIFETIME_S + RETRY_S - 1, {"one": OLD}) == ()
-    assert rotation.due(LIFETIME_S + RETRY_S, {"one": OLD}) == ("one",)
+    assert rotation.due(LIFETIME_S + RETRY_S - 1, {"one": HAS_OLD}) == ()
+    assert rotation.due(LIFETIME_S + RETRY_S, {"one": HAS_OLD}) == ("one",)
 
 
 def test_nothing_is_kept_of_who_is_not_served_any_more() -> None:
@@ -74,9 +76,48 @@ def test_nothing_is_kept_of_who_is_not_served_any_more() -> None:
     rotation.ask("one")
     assert rotation.due(0.0, {}) == ()
     rotation.heard("one", OLD)
-    assert rotation.due(1.0, {"one": OLD}) == ()
-    assert rotation.due(LIFETIME_S, {"one": OLD}) == ()
-    assert rotation.due(LIFETIME_S + 1.0, {"one": OLD}) == ("one",)
+    assert rotation.due(1.0, {"one": HAS_OLD}) == ()
+    assert rotation.due(LIFETIME_S, {"one": HAS_OLD}) == ()
+    assert rotation.due(LIFETIME_S + 1.0, {"one": HAS_OLD}) == ("one",)
+
+
+def test_a_key_was_there_before_the_service_was() -> None:
+    """A service that is restarted more often than keys are to be replaced replaces them all the same."""
+    rotation = KeyRotation(LIFETIME_S)
+    rotation.heard("one", OLD)
+    assert rotation.due(0.0, {"one": ServedKey(OLD, age_s=LIFETIME_S - 10.0)}) == ()
+    assert rotation.due(9.0, {"one": ServedKey(OLD, age_s=2 * LIFETIME_S)}) == (), "somebody set the clock"
+    assert rotation.due(10.0, {"one": ServedKey(OLD, age_s=0.0)}) == ("one",)
+    for age_s in (LIFETIME_S, 5 * LIFETIME_S):
+        overdue = KeyRotation(LIFETIME_S)
+        overdue.heard("one", OLD)
+        assert overdue.due(0.0, {"one": ServedKey(OLD, age_s=age_s)}) == ("one",)
+
+
+def test_a_key_that_its_target_does_not_ask_for_is_not_replaced() -> None:
+    """Nobody has seen it yet; and so there are two at most."""
+    rotation = KeyRotation(LIFETIME_S)
+    rotation.heard("one", OLD)
+    rotation.ask("one")
+    assert rotation.due(0.0, {"one": ServedKey(OLD, is_there=False)}) == ()
+    assert rotation.due(2 * LIFETIME_S, {"one": ServedKey(OLD, is_there=False)}) == ()
+    assert rotation.is_asked("one")
+    assert rotation.due(2 * LIFETIME_S, {"one": HAS_OLD}) == ("one",)
+
+
+def test_what_was_asked_for_and_could_not_be_written_is_tried_again() -> None:
+    rotation = KeyRotation()
+    rotation.heard("one", OLD)
+    rotation.ask("one")
+    assert rotation.due(0.0, {"one": HAS_OLD}) == ("one",)
+    rotation.failed(0.0, "one")
+    assert rotation.is_asked("one")
+    assert rotation.has_failed("one")
+    assert rotation.due(RETRY_S - 1, {"one": HAS_OLD}) == ()
+    assert rotation.due(RETRY_S, {"one": HAS_OLD}) == ("one",)
+    rotation.replaced(RETRY_S, "one")
+    assert not rotation.is_asked("one")
+    assert not rotation.has_failed("one")
 
 
 # ---- files -----------------------------------------------------------------------------------------------------------
@@ -95,7 +136,56 @@ def test_a_key_is_replaced_as_a_whole_and_keeps_its_mode(tmp_path: Path) -> None
     new = keys.read("one")
     assert parse_secret(new).key != parse_secret(former).key
     assert keys.wanted("one").id == key_id(new) != key_id(former)
-    assert [(path.name, path.stat().st_mode & 0o777) for path in tmp_path.iterdir()] == [("one.key", 0o600)]
+    files = sorted(tmp_path.iterdir())
+    assert [(path.name, path.stat().st_mode & 0o777) for path in files] == [("one.1.key", 0o600), ("one.key", 0o600)]
+    assert keys.wanted("one").file == files[0]
+    assert (keys.read("one", key_id(former)), keys.read("one", key_id(new))) == (former, new)
+    assert HostKeys(tmp_path).wanted("one") == keys.wanted("one"), "also for the next owner"
+    keys.is_there("one", key_id(former))
+    assert len(list(tmp_path.iterdir())) == 2, "the target reads it when a host connects"
+    keys.is_there("one", key_id(new))
+    assert list(tmp_path.iterdir()) == [files[0]]
+    assert keys.read("one", key_id(former)) == new, "what is gone was followed by the newest"
+
+
+def test_keys_are_counted_on_and_all_go_with_their_incarnation(tmp_path: Path) -> None:
+    keys = HostKeys(tmp_path)
+    for name in ("one", "one-1", "two"):
+        keys.make(name)
+    others = {path.name for path in tmp_path.iterdir()} - {"one.key"}
+    for number in range(1, 12):
+        keys.replace("one")
+        assert keys.wanted("one").file.name == f"one.{number}.key"
+    keys.is_there("one", keys.wanted("one").id)
+    for again in (keys, HostKeys(tmp_path)):
+        again.replace("one")
+    assert {path.name for path in tmp_path.iterdir()} - others == {"one.11.key", "one.12.key", "one.13.key"}
+    keys.forget("one")
+    assert {path.name for path in tmp_path.iterdir()} == others
+
+
+def test_a_key_is_as_old_as_its_file(tmp_path: Path) -> None:
+    keys = HostKeys(tmp_path)
+    assert keys.age_s("one", 1000.0) == 0.0
+    keys.make("one")
+    os.utime(keys.path("one"), (1000.0, 1000.0))
+    assert keys.age_s("one", 1060.0) == 60.0
+    assert keys.age_s("one", 940.0) == 0.0
+    keys.replace("one")
+    assert keys.age_s("one", time.time()) < 60.0
+
+
+def test_a_key_is_durable_before_its_incarnation_is_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a power failure finds it."""
+    synced, true = set[str](), os.fsync
+
+    def fsync(descriptor: int) -> None:
+        synced.add(os.readlink(f"/proc/self/fd/{descriptor}"))
+        true(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    HostKeys(tmp_path).make("one")
+    assert synced == {str(tmp_path / ".one.key.new"), str(tmp_path)}
 
 
 def test_one_that_is_gone_gets_no_key(tmp_path: Path) -> None:
@@ -115,14 +205,23 @@ def test_a_key_that_cannot_be_replaced_stays(tmp_path: Path, monkeypatch: pytest
     former = keys.read("one")
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", full)
-        with pytest.raises(MediaError, match=r"key file .*one.key: No space left"):
+        with pytest.raises(MediaError, match=r"key file .*one\.1\.key: No space left"):
             keys.replace("one")
     assert (keys.read("one"), keys.wanted("one").id) == (former, key_id(former))
-    keys.forget_all_but(["one"])
     assert [path.name for path in tmp_path.iterdir()] == ["one.key"], "what was begun is a secret, too"
+    (tmp_path / ".one.1.key.new").write_text(former)  # of a service that was killed
+    (tmp_path / ".one.key.new").write_text(former)
+    (tmp_path / "notes").touch()
+    keys.forget_all_but(["one"])
+    assert {path.name for path in tmp_path.iterdir()} == {"one.key", "notes"}
 
 
 # ---- a pool, its target and its hosts --------------------------------------------------------------------------------
+
+
+def newest(rig: Rig) -> str:
+    """The key of holder one that is desired."""
+    return HostKeys(rig.path / "holders").read("one")
 
 
 class Engine:
@@ -167,7 +266,7 @@ def test_a_new_key_reaches_target_and_host_and_no_connection_ends(rig: Rig) -> N
     assert (two.key, two.asked_for) == (other, other)
     assert one.is_connected
     assert two.is_connected
-    assert (rig.path / "holders" / "one.key").read_text().strip() == one.key
+    assert newest(rig) == one.key
     assert one.heartbeat().host_key == "", "it knows"
 
 
@@ -207,7 +306,7 @@ def test_a_host_is_told_only_what_its_target_asks_for(rig: Rig) -> None:
     assert rig.pool.replace_keys("one", deadline_s=0.5) == {"one": KeyChange.TARGET_LACKS_IT}
     assert engine.heartbeat().host_key == ""
     assert engine.asked_for == former
-    assert (rig.path / "holders" / "one.key").read_text().strip() != former, "it is durable first"
+    assert newest(rig) != former, "it is durable first"
     rig.kernel.fault = lambda change: None
     until(lambda: engine.heartbeat().host_key != "")
     assert engine.key == engine.asked_for != former
@@ -220,7 +319,7 @@ def test_a_service_that_ends_in_between_goes_on_with_the_new_key(rig: Rig) -> No
     rig.pool.close()
     HostKeys(rig.path / "holders").replace("one")  # as far as it came
     rig.open()
-    until(lambda: engine.asked_for == (rig.path / "holders" / "one.key").read_text().strip())
+    until(lambda: engine.asked_for == newest(rig))
     assert engine.asked_for != engine.key
     assert engine.is_connected
 
@@ -256,10 +355,36 @@ def test_who_has_no_key_cannot_get_one(rig: Rig) -> None:
     with pytest.raises(ServiceError, match="holder 'two' does not reach this pool through its exports") as caught:
         rig.pool.replace_keys("two", deadline_s=1.0)
     assert "mfctl pool status" in caught.value.next_step
-    exports = keeper(rig.kernel, None, uuid.UUID(int=1), PoolLayout(rig.path))
-    exports._plan = replace(exports._plan, keys=None)
+    keyless = KeyKeeping(None, math.inf)
     with pytest.raises(UnsupportedError, match="authenticate is off"):
-        exports.replace_keys(["one"], deadline_s=1.0)
+        keyless.replace(["one"], lambda: None, deadline_s=1.0)
+    assert keyless.hear("one", OLD) == ""
+
+
+def test_a_key_that_could_not_be_written_is_not_said_to_be_replaced(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(rig, "one")
+    engine.heartbeat()
+    former = engine.key
+
+    def full(_disk: KeyDisk, file: Path, _text: str) -> None:
+        raise MediaError(f"the key file {file}: No space left on device", next_step="make room")
+
+    monkeypatch.setattr(KeyDisk, "write", full)
+    assert rig.pool.replace_keys("one", deadline_s=0.5) == {"one": KeyChange.NOT_WRITTEN}
+    engine.heartbeat()
+    assert (engine.key, engine.asked_for, newest(rig)) == (former, former, former)
+
+
+def test_nothing_waits_for_keys_of_a_pool_that_is_closed(rig: Rig) -> None:
+    engine = Engine(rig, "one")
+    engine.heartbeat()
+    rig.kernel.fault = lambda change: time.sleep(0.01)
+    ending = threading.Timer(0.3, rig.pool.close)
+    ending.start()
+    begun_s = time.monotonic()
+    assert rig.pool.replace_keys("one", deadline_s=60.0)["one"] is not KeyChange.DONE
+    assert time.monotonic() - begun_s < 30.0
+    ending.join()
 
 
 def test_a_pool_without_exports_has_no_keys(tmp_path: Path) -> None:

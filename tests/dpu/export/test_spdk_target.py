@@ -10,6 +10,7 @@ import pytest
 
 from meshfusion.dpu.export.desired import Export, Host
 from meshfusion.dpu.export.fence import Confirmed, NotYet
+from meshfusion.dpu.export.keys import HostKeys
 from meshfusion.dpu.export.layout import Tenant
 from meshfusion.dpu.export.spdk.client import SpdkRpc
 from meshfusion.dpu.export.spdk.sizing import MIB, Machine, size
@@ -168,6 +169,31 @@ def test_a_new_key_is_asked_for_from_the_next_connection_on(spdk: Spdk, target: 
     assert len(queue_pairs(spdk, "a")) > len(before)
     assert target.fence(one) == Confirmed()
     assert not [entry for entry in spdk.rpc.call("keyring_get_keys", 60.0) if not entry["removed"]]
+
+
+def test_a_new_key_takes_effect_when_the_target_gets_it_and_not_when_it_is_written(
+    spdk: Spdk, target: SpdkTarget, tmp_path: Path
+) -> None:
+    """SPDK reads the file whenever a host connects. The service may end before it can tell anybody of the new one."""
+    keys, (one, nqn) = HostKeys(tmp_path), (host_nqn("a-1"), nqn_of("a"))
+
+    def keyed() -> Export:
+        return export(Tenant("a", A.namespaces, frozenset({Host(one, keys.wanted("one"))})))
+
+    keys.make("one")
+    former = keys.wanted("one")
+    assert target.desire(keyed()).converged
+    keys.replace("one")
+    new = keys.wanted("one")
+    assert spdk.can_read(nqn, one, key=former.file)
+    assert not spdk.can_read(nqn, one, key=new.file)
+    assert target.desire(keyed()).applied == 1
+    assert spdk.can_read(nqn, one, key=new.file)
+    assert not spdk.can_read(nqn, one, key=former.file)
+    keys.is_there("one", new.id)
+    assert not former.file.exists()
+    assert spdk.can_read(nqn, one, key=new.file)
+    assert target.desire(keyed()).applied == 0
 
 
 def test_a_key_of_an_earlier_release_is_named_anew(spdk: Spdk, target: SpdkTarget, tmp_path: Path) -> None:
