@@ -6,7 +6,7 @@ import contextlib
 from pathlib import Path
 from typing import Final
 
-from meshfusion.dpu.pool_place import write_durably
+from meshfusion.dpu.pool_place import sync_directory, write_durably
 from meshfusion.jbof.errors import MediaError
 
 _MODE: Final = 0o600
@@ -46,6 +46,13 @@ class KeyDisk:
             with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)
 
+    def sync(self, folder: Path) -> None:
+        """Which files are there is durable when this returns. Raises MediaError."""
+        try:
+            sync_directory(folder)
+        except OSError as error:
+            raise _trouble(folder / "*", error) from error
+
     def made_at_s(self, file: Path) -> float | None:
         """When it was written, in seconds since 1970; None: nobody knows."""
         try:
@@ -54,6 +61,6 @@ class KeyDisk:
             return None
 
 
-def _trouble(file: Path, error: OSError) -> MediaError:
-    problem = f"the key file {file}: {error.strerror}"
+def _trouble(path: Path, error: OSError) -> MediaError:
+    problem = f"the key file {path}: {error.strerror}"
     return MediaError(problem, next_step="check the pool's directory: space, permissions")

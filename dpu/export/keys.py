@@ -120,13 +120,15 @@ class HostKeys:
                 self._disk.remove(path)
 
     def forget_all_but(self, incarnations: Iterable[str]) -> None:
-        """What an earlier owner of the pool left, also of a key that was not finished."""
+        """What an earlier owner of the pool left, also of a key that was not finished. Those that stay are durable when
+        this returns: it may have ended before its last one was. Raises MediaError."""
         kept = frozenset(incarnations)
         for name in self._disk.names(self._folder):
             whole = name.removeprefix(".").removesuffix(".new")
             found = self._name.fullmatch(whole)
             if found is not None and (whole != name or found[1] not in kept):
                 self._disk.remove(self._folder / name)
+        self._disk.sync(self._folder)
 
     def _write(self, path: Path, text: str) -> None:
         try:

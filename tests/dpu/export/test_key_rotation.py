@@ -394,5 +394,5 @@ def test_a_pool_without_exports_has_no_keys(tmp_path: Path) -> None:
         pool.attach(request, deadline_s=DEADLINE_S)
         with pytest.raises(UnsupportedError, match="exports nothing"):
             pool.replace_keys("", deadline_s=1.0)
-        request_of_near = api.HeartbeatRequest("near", pool.status(deadline_s=1.0).epoch, (), OLD)
+        request_of_near = api.HeartbeatRequest("near", pool.status(deadline_s=1.0).epoch, (), host_key_id=OLD)
         assert pool.heartbeat(request_of_near, deadline_s=1.0).host_key == ""
