@@ -118,9 +118,13 @@ class PathSlot:
         mine = self._attachment
         if mine is None or mine.holder_id != attachment.holder_id or mine.export == attachment.export:
             return
-        if self._path is not None and attachment.export is not None:
-            self._path.take_key(attachment.export.host_key)
-        self._attachment = replace(mine, export=attachment.export)
+        export = attachment.export
+        if self._path is not None and export is not None and export.host_key:
+            try:
+                self._path.take_key(export.host_key)
+            except MeshFusionError as error:  # the path goes on, with the key that it has
+                logger.error("a new key is of no use: %s", error.message)
+        self._attachment = replace(mine, export=export)
 
     def _follow_drives(self, attachment: Attachment) -> None:
         """Of a target: those that have come are proven over the path that is in use, those that have gone are left.
@@ -146,7 +150,9 @@ class PathSlot:
         if isinstance(following.result, MeshFusionError):
             logger.error("none of the pool's drives is reached as it is now: %s", following.result)
         elif following.result is self._path:
-            former, self._attachment = self._attachment, following.attachment
+            former, now_told = self._attachment, following.attachment
+            # A key that came meanwhile stays.
+            self._attachment = now_told if former is None else replace(now_told, export=former.export)
             now = _state_of(following.result, following.attachment)
             has_changed = former is None or former.drives_version != following.attachment.drives_version
             if has_changed or now.reached != self._reached:
