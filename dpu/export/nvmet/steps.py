@@ -97,7 +97,9 @@ def _set_key(tree: ConfigFs, host_nqn: str, key: HostKey) -> None:
             code=getattr(error, "errno", 0) or 0,
             next_step="check that it exists and who owns it",
         ) from error
-    tree.write(f"hosts/{host_nqn}/dhchap_key", text)
+    attribute = f"hosts/{host_nqn}/dhchap_key"
+    tree.hide(attribute)  # the kernel shows it to every user of this machine (include/linux/configfs.h, CONFIGFS_ATTR)
+    tree.write(attribute, text)
 
 
 def _add_namespace(tree: ConfigFs, folder: str, namespace: Namespace) -> None:

@@ -172,7 +172,7 @@ def test_a_new_key_is_set_and_nothing_is_made_anew(kernel: FakeKernel, target: N
     kernel.fault = changes.append
     report = target.desire(keyed(2))
     assert (report.converged, report.applied) == (True, 1)
-    assert changes == [f"write hosts/{host_nqn('a-1')}/dhchap_key"]
+    assert changes == [f"{what} hosts/{host_nqn('a-1')}/dhchap_key" for what in ("hide", "write")]
     assert kernel.hosts[host_nqn("a-1")] == chap_text(2)
     assert kernel.connected == {(nqn("a-1"), host_nqn("a-1"))}
     assert target.desire(keyed(2)).applied == 0
@@ -200,6 +200,10 @@ def test_the_real_tree_is_files_folders_and_links(tmp_path: Path) -> None:
     tree = KernelConfigFs(tmp_path)
     tree.make("hosts/h")
     (tmp_path / "hosts/h/dhchap_key").write_text("\n")
+    tree.hide("hosts/h/dhchap_key")
+    assert (tmp_path / "hosts/h/dhchap_key").stat().st_mode & 0o777 == 0o600
+    with pytest.raises(StepRefusedError, match="hide hosts/h/none: No such file"):
+        tree.hide("hosts/h/none")
     tree.write("hosts/h/dhchap_key", "DHHC-1:")
     assert tree.read("hosts/h/dhchap_key") == "DHHC-1:"
     tree.link("subsystems/link", "hosts/h")
