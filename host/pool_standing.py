@@ -203,6 +203,7 @@ class PoolStanding:
                 is_same = current is not None and current.attachment.holder_id == standing.attachment.holder_id
                 if current is not None and is_same and not self._stop.is_set():
                     self._heartbeat(current.attachment)
+                    self._say_new_key(current.attachment)
                 continue
             if self._stop.wait(retry_s):
                 return
@@ -295,6 +296,14 @@ class PoolStanding:
             export = replace(standing.attachment.export, host_key=host_key)
             self._current = replace(standing, attachment=replace(standing.attachment, export=export))
         logger.info("the chunk service gave %s a new key for its connections", holder_id)
+
+    def _say_new_key(self, before: api.Attachment) -> None:
+        """At once, not with the next heartbeat: people may wait for it."""
+        standing = self._current
+        if standing is None or standing.attachment.holder_id != before.holder_id:
+            return
+        if _host_key_id(standing.attachment) != _host_key_id(before):
+            self._heartbeat(standing.attachment)
 
     def _ask_for_drives(self, holder_id: str) -> None:
         """The pool's drives are reached in another way: how, attaching again as the same incarnation tells. Nothing

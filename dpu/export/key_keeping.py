@@ -73,11 +73,11 @@ class KeyKeeping:
         """Which key the target asks each of those who are served for; empty: none, or it does not let it in."""
         if self._keys is None:
             return
+        for incarnation, there_id in there.items():  # first: whoever waits for a new key finds no former one
+            self._keys.is_there(incarnation, there_id)
         with self._change:
             self._there = dict(there)
             self._change.notify_all()
-        for incarnation, there_id in there.items():
-            self._keys.is_there(incarnation, there_id)
 
     # ---- hosts and people ----------------------------------------------------------------------------------------
 

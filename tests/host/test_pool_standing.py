@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -83,6 +84,20 @@ def test_a_new_key_takes_the_place_of_the_former_and_nothing_else_changes(tmp_pa
         assert rig.client.attachment == replace(first, export=replace(service.export, host_key=OTHER_CHAP))
         until(lambda: service.calls["heartbeat"][-1].host_key_id == key_id(OTHER_CHAP), what="for it to be told")
         assert len(service.calls["attach"]) == 1
+
+
+def test_a_new_key_is_confirmed_at_once(tmp_path: Path) -> None:
+    """Whoever asked for it waits for that."""
+    service = ControlledService(tmp_path, heartbeat_s=1.0)
+    service.export = api.Export("nqn.x:s", "nqn.x:h", (), CHAP)
+    service.new_key = OTHER_CHAP
+    with attached(service):
+        until(lambda: len(service.calls["heartbeat"]) >= 1)
+        begun_s = time.monotonic()
+        until(lambda: len(service.calls["heartbeat"]) >= 2)
+        assert time.monotonic() - begun_s < 0.5
+        said = [request.host_key_id for request in service.calls["heartbeat"]]
+        assert said == [key_id(CHAP), key_id(OTHER_CHAP)], "once, though the service says it again"
 
 
 def test_what_is_no_key_is_not_taken(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -73,10 +73,11 @@ class ServedPools:
         :meth:`~meshfusion.dpu.pool.Pool.replace_keys`, and ServiceError for a name that no pool has."""
         from meshfusion.dpu.api.service_types import ReplacedKey
 
-        end_s = time.monotonic() + wait_s
+        meant = self._meant(pool, holder_id)
         changes: dict[str, KeyChange] = {}
-        for one in self._meant(pool, holder_id):
-            changes |= one.replace_keys(holder_id, deadline_s=max(0.0, end_s - time.monotonic()))
+        with ThreadPoolExecutor(len(meant), "meshfusion-rekey") as each:  # or the first would have all the time
+            for found in each.map(lambda one: one.replace_keys(holder_id, deadline_s=wait_s), meant):
+                changes |= found
         return tuple(ReplacedKey(holder, change) for holder, change in sorted(changes.items()))
 
     def _meant(self, pool: str, holder_id: str) -> list[Pool]:
