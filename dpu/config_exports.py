@@ -124,8 +124,8 @@ class ExportsConfig(ConfigModel):
     )
     key_lifetime_s: Annotated[float, Field(ge=MIN_KEY_LIFETIME_S, le=MAX_SECONDS)] | None = Field(
         default=None,
-        description="An engine's key is replaced by a new one after this time, without a connection being lost; by "
-        "default it stays as long as the engine does.",
+        description="An engine's key is replaced by a new one after this time (at least ten times "
+        "leases.heartbeat_s), without a connection being lost; by default it stays as long as the engine does.",
         examples=[86400],
     )
     spdk: SpdkConfig | None = Field(default=None, description="Only with target: spdk.")

@@ -261,7 +261,7 @@ class ExportKeeper:
             actual = self._target.read(desired)
         except ExportError as error:
             return Round(frozenset(), frozenset(), error.message)
-        self._keys.found({incarnation: plan.key_id(actual, incarnation) for incarnation in wanted})
+        self._keys.found(plan.key_ids(actual, wanted))
         served = frozenset(incarnation for incarnation in wanted if plan.is_served(actual, incarnation))
         return Round(served, frozenset(plan.backings), problem)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from meshfusion.dpu.api.types import Export as Reach
 from meshfusion.dpu.api.types import Portal
-from meshfusion.dpu.export.actual import Actual, AllowedHost
+from meshfusion.dpu.export.actual import Actual
 from meshfusion.dpu.export.desired import Export, Host, Listener, Namespace, Subsystem
 from meshfusion.dpu.export.keys import HostKeys
 from meshfusion.dpu.export.layout import Tenant, one_subsystem_per_host, one_subsystem_per_tenant
@@ -96,9 +96,9 @@ class ExportPlan:
 
     def is_served(self, actual: Actual, incarnation: str) -> bool:
         """Does the target report everything that this incarnation needs?"""
-        wanted = self._subsystem(incarnation)
+        wanted, host_nqn = self._subsystem(incarnation), self.host_nqn(incarnation)
         there = next((subsystem for subsystem in actual if subsystem.nqn == wanted.nqn), None)
-        allowed = self._allowed(actual, incarnation)
+        allowed = next((host for host in there.hosts if host.nqn == host_nqn), None) if there is not None else None
         return (
             there is not None
             and not there.pending
@@ -109,16 +109,12 @@ class ExportPlan:
             and wanted.listeners <= there.listeners
         )
 
-    def key_id(self, actual: Actual, incarnation: str) -> str:
-        """Of the key that the target asks this incarnation for, whatever else it lacks; empty: it asks for none, or
-        does not let it in."""
-        allowed = self._allowed(actual, incarnation)
-        return allowed.key_id if allowed is not None else ""
-
-    def _allowed(self, actual: Actual, incarnation: str) -> AllowedHost | None:
-        wanted, host_nqn = self._subsystem(incarnation), self.host_nqn(incarnation)
-        hosts = (host for there in actual if there.nqn == wanted.nqn for host in there.hosts)
-        return next((host for host in hosts if host.nqn == host_nqn), None)
+    def key_ids(self, actual: Actual, incarnations: Iterable[str]) -> dict[str, str]:
+        """Of the key that the target asks each of these for, whatever else it lacks; empty: it asks for none, or does
+        not let it in."""
+        manages = Export(self.nqn_prefix).manages
+        there = {host.nqn: host.key_id for subsystem in actual if manages(subsystem.nqn) for host in subsystem.hosts}
+        return {incarnation: there.get(self.host_nqn(incarnation), "") for incarnation in incarnations}
 
     def _namespace(self, number: int, backing: str) -> Namespace:
         """The first drive's has the pool's UUID, as that of a pool of one drive; the others' follow from it."""

@@ -149,9 +149,10 @@ class _AdmitsWithTheNewest(ExportPlan):
 class _TakesAnyKeyForTheRightOne(ExportPlan):
     """The target asks for some key: so it asks for the newest."""
 
-    def key_id(self, actual: Actual, incarnation: str) -> str:
-        assert self.keys is not None
-        return self.keys.wanted(incarnation).id if super().key_id(actual, incarnation) else ""
+    def key_ids(self, actual: Actual, incarnations: Iterable[str]) -> dict[str, str]:
+        keys, there = self.keys, super().key_ids(actual, incarnations)
+        assert keys is not None
+        return {incarnation: keys.wanted(incarnation).id if known else "" for incarnation, known in there.items()}
 
 
 MUTANTS: Mapping[str, Parts] = {

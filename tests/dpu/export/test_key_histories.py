@@ -22,7 +22,7 @@ from tests.dpu.export.key_histories import HistoryFailed, live, live_once_replac
 from tests.dpu.export.key_mutants import MUTANTS
 from tests.dpu.export.key_world import Parts
 
-HISTORIES = 150
+HISTORIES = 120
 MANY = 8000
 TO_FIND_A_BUG = 100
 HAPPENED = ("told a new key", "connected", "attached again", "asked for", "killed", "started again", "power lost")
