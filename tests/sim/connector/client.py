@@ -7,12 +7,10 @@ is watched from both sides: each lease is given back once, and answers to the sc
 from __future__ import annotations
 
 import queue
-import threading
 from collections.abc import Callable
 from typing import Any
 
 from meshfusion.dpu.api import types as api
-from meshfusion.dpu.api.tenant import DEFAULT_TENANT
 from meshfusion.dpu.api.tracing import NO_HEADERS, Headers
 from meshfusion.host.command_queue import CommandQueue
 from meshfusion.host.pool_client import MAX_FAST_COMMANDS, MAX_SLOW_COMMANDS, Asked, PoolClient
@@ -28,19 +26,14 @@ class SimStanding(PoolStanding):
     """Attaches and beats when it is told to."""
 
     def __init__(self, service: Any, identity: bytes, rank_count: int, tell: Callable[[Any], None]) -> None:
-        self._service = service
-        self._identity = identity
-        self._engine_version = "0.32.0"
-        self._rank_count = rank_count
-        self._access = api.Access.LOCAL
-        self._tenant = DEFAULT_TENANT
-        self._tell = tell
-        self._change = threading.Lock()
-        self._current: Standing | None = None
-        self._liveness: int | None = None
-        self._lease_ids: tuple[str, ...] = ()
-        self._stop = threading.Event()
-        self._lost = threading.Event()
+        super().__init__(
+            service,
+            identity=identity,
+            engine_version="0.32.0",
+            rank_count=rank_count,
+            access=api.Access.LOCAL,
+            tell=tell,
+        )
 
     def attach(self) -> None:
         if self._current is None:
