@@ -14,6 +14,7 @@ from meshfusion.dpu.export.plan import TargetKind
 from tests.dpu.export.key_world import HEARTBEAT_S, LIFETIME_S, PERIOD_S, SLACK_S, Parts, World
 
 STEPS = 60
+SHORT_S = 3.0  # less than from heartbeat to heartbeat: no configuration says so, and nobody is locked out by it
 
 
 class HistoryFailed(AssertionError):
@@ -81,6 +82,7 @@ def _watched(what: str) -> Iterator[list[World]]:
 def _live(rng: random.Random, parts: Parts) -> World:
     world = World(rng, parts, rng.choice(list(TargetKind)))
     has_right_clock = world.disk.is_flawless = rng.random() < 0.5
+    world.lifetime_s = rng.choice((SHORT_S, LIFETIME_S, LIFETIME_S))
     world.start()
     for _ in range(rng.choice((2, 4))):
         world.attach()
