@@ -375,6 +375,27 @@ def test_a_key_that_could_not_be_written_is_not_said_to_be_replaced(rig: Rig, mo
     assert (engine.key, engine.asked_for, newest(rig)) == (former, former, former)
 
 
+def test_a_first_key_that_is_being_written_holds_nobody_else_up(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk may take its time; lookups and heartbeats have none."""
+    engine, true = Engine(rig, "one"), KeyDisk.write
+    has_begun, may_go_on = threading.Event(), threading.Event()
+
+    def slow(disk: KeyDisk, file: Path, text: str) -> None:
+        has_begun.set()
+        assert may_go_on.wait(DEADLINE_S)
+        true(disk, file, text)
+
+    monkeypatch.setattr(KeyDisk, "write", slow)
+    attaching = threading.Thread(target=rig.attach, args=("two",))
+    attaching.start()
+    assert has_begun.wait(DEADLINE_S)
+    engine.heartbeat()
+    assert rig.states() == {"one": "live"}, "two is not listed before its key is durable"
+    may_go_on.set()
+    attaching.join()
+    assert rig.states() == {"one": "live", "two": "live"}
+
+
 def test_nothing_waits_for_keys_of_a_pool_that_is_closed(rig: Rig) -> None:
     engine = Engine(rig, "one")
     engine.heartbeat()
