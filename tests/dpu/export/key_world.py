@@ -211,8 +211,6 @@ class World:
         self.made += 1
 
         def list_it(life: Life) -> None:
-            if life.keeper._last.problem:
-                self.round()
             life.keeper.prepare(name)
             self.point("before it is listed")
             self.listed.append(name)
