@@ -8,6 +8,7 @@ it was for as long as the target asks for it.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import threading
 from collections.abc import Callable, Iterable
@@ -110,7 +111,9 @@ class HostKeys:
             for path in self._files(incarnation):
                 if path != newest.file:
                     self._disk.remove(path)
-            self._single.add(incarnation)
+            with contextlib.suppress(MediaError):  # then it is done again
+                self._disk.sync(self._folder)  # or a power failure brings them back
+                self._single.add(incarnation)
 
     def forget(self, incarnation: str) -> None:
         with self._lock:
