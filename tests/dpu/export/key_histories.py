@@ -157,7 +157,7 @@ def _pass_time(world: World, time_s: float) -> None:
 def _check_ages(world: World) -> None:
     """However often the service was restarted."""
     for engine in world.served():
-        age_s = world.now_s - world.born_s[engine.key]
+        age_s = world.now_s - world.born_s[world.target.asked(engine.nqn)]  # it may not have heard of it yet
         assert engine.is_old or age_s <= LIFETIME_S + SLACK_S, f"{engine.name} has had its key for {age_s:g} s"
 
 
