@@ -14,7 +14,7 @@ from meshfusion.dpu.api.doors import Address
 from meshfusion.dpu.api.tenant import DEFAULT_TENANT
 from meshfusion.dpu.config_access import AccessList, AuditConfig, TlsConfig
 from meshfusion.dpu.config_encryption import EncryptionConfig
-from meshfusion.dpu.config_exports import ExportsConfig, exports_of
+from meshfusion.dpu.config_exports import HEARTBEATS_OF_A_KEY, ExportsConfig, exports_of
 from meshfusion.dpu.config_listen import ListenAddresses
 from meshfusion.dpu.config_pool import without_effect
 from meshfusion.dpu.config_surroundings import Surroundings
@@ -249,6 +249,21 @@ class ServiceConfig(ConfigModel):
         spdk = None if self.exports is None else self.exports.spdk
         if self.pool is not None and self.pool.encryption is not None and spdk is not None and spdk.named_bdevs:
             raise _bdevs_in_the_clear("exports.spdk.bdev" if spdk.bdev is not None else "exports.spdk.bdevs")
+        return self
+
+    @model_validator(mode="after")
+    def _keys_live_for_many_heartbeats(self) -> ServiceConfig:
+        """A host learns of its new key with a heartbeat; until then it cannot connect anew."""
+        lifetime_s = None if self.exports is None else self.exports.key_lifetime_s
+        least_s = HEARTBEATS_OF_A_KEY * self.leases.heartbeat_s
+        if lifetime_s is not None and lifetime_s < least_s:
+            raise FieldValueError(
+                f"{lifetime_s:g} is less than {HEARTBEATS_OF_A_KEY} times leases.heartbeat_s = "
+                f"{self.leases.heartbeat_s:g}, and with each heartbeat only an engine learns of its new key",
+                (f"use {least_s:g} to {MAX_SECONDS}, or " if least_s <= MAX_SECONDS else "")
+                + f"lower leases.heartbeat_s to at most {lifetime_s / HEARTBEATS_OF_A_KEY:g}",
+                field="exports.key_lifetime_s",
+            )
         return self
 
     @property

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from meshfusion.dpu.config_types import AbsolutePath, ConfigModel, SizeBytes
+from meshfusion.dpu.config_types import MAX_SECONDS, AbsolutePath, ConfigModel, SizeBytes
 from meshfusion.dpu.export.desired import Address
 from meshfusion.dpu.export.spdk.sizing import Machine, size
 from meshfusion.jbof.config_problems import as_fix
@@ -16,6 +16,8 @@ from meshfusion.jbof.errors import ConfigError, FieldValueError, MeshFusionError
 from meshfusion.jbof.nvme.fabrics import check_nqn
 from meshfusion.jbof.pool_addresses import MAX_DRIVE_NUMBER
 
+MIN_KEY_LIFETIME_S = 60.0
+HEARTBEATS_OF_A_KEY = 10  # at least, in its lifetime
 SERVICE = 4420  # IANA's port of NVMe over Fabrics
 MAX_PREFIX_CHARS = 100  # of an NQN's 223: what is behind it has its own length
 _PORTAL = re.compile(r"(?P<transport>\w+)://(?P<address>\[[0-9A-Fa-f:]+\]|[^:/\[\]]+)(:(?P<service>[0-9]{1,5}))?")
@@ -116,6 +118,16 @@ class ExportsConfig(ConfigModel):
         description="Each engine has a key of its own, and the target asks for it (DH-HMAC-CHAP). The kernel's target "
         "must be built for that (CONFIG_NVME_TARGET_AUTH).",
     )
+    tcp_tls: bool = Field(
+        default=False,
+        description="Hosts connect over TLS 1.3 only, each with a key of its own; for tcp:// portals of an SPDK.",
+    )
+    key_lifetime_s: Annotated[float, Field(ge=MIN_KEY_LIFETIME_S, le=MAX_SECONDS)] | None = Field(
+        default=None,
+        description="An engine's key is replaced by a new one after this time (at least ten times "
+        "leases.heartbeat_s), without a connection being lost; by default it stays as long as the engine does.",
+        examples=[86400],
+    )
     spdk: SpdkConfig | None = Field(default=None, description="Only with target: spdk.")
 
     @model_validator(mode="after")
@@ -124,12 +136,45 @@ class ExportsConfig(ConfigModel):
             problem = "is needed with target: spdk" if self.target == "spdk" else "is only for target: spdk"
             fix = "add socket and memory" if self.target == "spdk" else "remove it, or use target: spdk"
             raise FieldValueError(problem, fix, field="spdk")
-        addresses = [parse_portal(portal) for portal in self.portals]
+        self._check_tls()
+        if self.key_lifetime_s is not None and not self.authenticate:
+            raise FieldValueError(
+                "is for hosts that have keys, and authenticate is off",
+                "remove it, or set authenticate: true",
+                field="key_lifetime_s",
+            )
+        addresses = self.addresses
         if len(set(addresses)) < len(addresses) or len({address.transport for address in addresses}) > 1:
             raise FieldValueError(
                 "must be different addresses of one transport", "remove what is there twice", field="portals"
             )
         return self
+
+    @property
+    def addresses(self) -> list[Address]:
+        return [parse_portal(portal) for portal in self.portals]
+
+    def _check_tls(self) -> None:
+        if not self.tcp_tls:
+            return
+        if any(address.transport != "tcp" for address in self.addresses):
+            raise FieldValueError(
+                "is for TCP, and NVMe/RDMA has no TLS", "use tcp:// portals, or remove it", field="tcp_tls"
+            )
+        if self.target != "spdk":
+            raise FieldValueError(
+                "is not supported with target: nvmet. The kernel's target needs Linux 6.7 or later with "
+                "CONFIG_NVME_TARGET_TCP_TLS (addr_tsas of a port), tlshd, and each host's key in its keyring, which "
+                "this version does not set up",
+                "use target: spdk, or remove it",
+                field="tcp_tls",
+            )
+        if not self.authenticate:
+            raise FieldValueError(
+                "needs authenticate: the key of TLS says that a host is one of this pool's, not which one",
+                "set authenticate: true",
+                field="tcp_tls",
+            )
 
 
 def exports_of(exports: ExportsConfig | None, bdevs: dict[int, str]) -> ExportsConfig | None:

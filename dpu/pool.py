@@ -11,13 +11,14 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Final
 
 from meshfusion.dpu.api import types as api
+from meshfusion.dpu.api.service_types import KeyChange
 from meshfusion.dpu.api.tenant import DEFAULT_TENANT
 from meshfusion.dpu.drain import Held
 from meshfusion.dpu.drive_keys import DriveKeys
@@ -182,7 +183,8 @@ class Pool:
             reply = self._store.heartbeat(self._clock(), request)
             if request.reached is not None:
                 self._drives.reach.says(request.holder_id, request.reached)
-            return replace(reply, drives_version=self._drives.reach.version)
+            version = self._drives.reach.version
+        return replace(reply, drives_version=version, host_key=self._holders.new_key(request))
 
     def drop(self, request: api.DropRequest, *, deadline_s: float) -> bool:
         found = self._index.get_many((request.key,)).get(request.key)
@@ -218,6 +220,11 @@ class Pool:
 
     def get_chunk(self, key: bytes, *, deadline_s: float) -> api.ChunkRecord | None:
         return self._index.get_many((key,)).get(key)
+
+    def replace_keys(self, holder_id: str, *, deadline_s: float) -> Mapping[str, KeyChange]:
+        """Of this host, or with "" of all that reach the exports. Raises
+        :class:`~meshfusion.jbof.errors.ServiceError` for one that does not."""
+        return self._holders.replace_keys(holder_id, deadline_s=deadline_s)
 
     def held(self) -> Held:
         """What others have open here."""

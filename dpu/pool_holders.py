@@ -9,16 +9,18 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 
 from meshfusion.dpu.api import types as api
+from meshfusion.dpu.api.limits import MAX_ID_CHARS
 from meshfusion.dpu.api.liveness import create_liveness, forget_liveness, take_liveness_away
+from meshfusion.dpu.api.service_types import KeyChange
 from meshfusion.dpu.export.keeper import Drives, ExportKeeper
 from meshfusion.dpu.pool_dir import LIVENESS_SUFFIX, PoolLayout
 from meshfusion.dpu.pool_transactions import Transactions
 from meshfusion.dpu.store.store import Store
-from meshfusion.jbof.errors import MeshFusionError, UnsupportedError
+from meshfusion.jbof.errors import MeshFusionError, ServiceError, UnsupportedError
 
 logger = logging.getLogger("meshfusion.pool")
 
@@ -67,9 +69,11 @@ class PoolHolders:
         is_local = request.access is api.Access.LOCAL
         if not is_local:
             self._served_exports().check(deadline_s=deadline_s)
+            self._make_secrets(request.incarnation)
         with self._mutex:
             is_new = not self._store.holders.knows(request.incarnation)
-            self._prepare(request.incarnation, is_local=is_local)
+            if is_local and not self._is_known(request.incarnation):
+                create_liveness(self._layout.liveness(request.incarnation))
             step = self._store.attach(self._clock(), request)
             self._transactions.submit(step)
         holder_id = self._transactions.wait(step, max(0.0, end_s - time.monotonic()))
@@ -77,15 +81,19 @@ class PoolHolders:
             return holder_id, None
         return holder_id, self._admit(holder_id, numbers, max(0.0, end_s - time.monotonic()), is_new=is_new)
 
-    def _prepare(self, incarnation: str, *, is_local: bool) -> None:
-        """The file before the durable listing: a listed holder whose file is missing could never be called gone."""
-        holders = self._store.holders
-        if holders.knows(incarnation) or holders.is_fenced(incarnation):
-            return
-        if is_local:
-            create_liveness(self._layout.liveness(incarnation))
-        else:
+    def _make_secrets(self, incarnation: str) -> None:
+        """Durable before the listing is, which a host's key must outlive; without the mutex, since disks take their
+        time."""
+        with self._mutex:
+            is_known = self._is_known(incarnation)
+        if not is_known:
             self._served_exports().prepare(incarnation)
+
+    def _is_known(self, incarnation: str) -> bool:
+        """Under the mutex. What is to be there before it is listed durably was there: a listed holder whose liveness
+        file is missing could never be called gone."""
+        holders = self._store.holders
+        return holders.knows(incarnation) or holders.is_fenced(incarnation)
 
     def _admit(self, holder_id: str, numbers: Collection[int], deadline_s: float, *, is_new: bool) -> api.Export:
         """The holder is listed durably; it learns of its access only when that is there. One that asks for drives that
@@ -107,6 +115,22 @@ class PoolHolders:
                 "this service exports nothing over NVMe-oF", next_step="add exports to the service's configuration"
             )
         return self._exports
+
+    # ---- keys of hosts -------------------------------------------------------------------------------------------
+
+    def new_key(self, request: api.HeartbeatRequest) -> str:
+        """Without the mutex. That which the holder must connect with from now on; empty: the one that it has."""
+        return self._exports.hear(request.holder_id, request.host_key_id) if self._exports is not None else ""
+
+    def replace_keys(self, holder_id: str, *, deadline_s: float) -> Mapping[str, KeyChange]:
+        """As :meth:`~meshfusion.dpu.pool.Pool.replace_keys`."""
+        exports, served = self._served_exports(), self.holders_to_serve()
+        if holder_id and holder_id not in served:
+            raise ServiceError(
+                f"holder {holder_id[:MAX_ID_CHARS]!r} does not reach this pool through its exports",
+                next_step="mfctl pool status lists the holders",
+            )
+        return exports.replace_keys((holder_id,) if holder_id else served, deadline_s=deadline_s)
 
     # ---- going ---------------------------------------------------------------------------------------------------
 

@@ -129,10 +129,11 @@ def sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_durably(file: Path, text: str) -> None:
-    """All of it, or what was there before, also when the power fails. Raises OSError."""
+def write_durably(file: Path, text: str, *, mode: int = 0o666) -> None:
+    """All of it, or what was there before, also when the power fails. ``mode``: of the file, less the process' umask.
+    Raises OSError."""
     part = file.with_name(f".{file.name}.new")
-    with part.open("w") as opened:
+    with open(part, "w", opener=lambda path, flags: os.open(path, flags, mode)) as opened:
         opened.write(text)
         opened.flush()
         os.fsync(opened.fileno())

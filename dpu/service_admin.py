@@ -6,7 +6,14 @@ import os
 import time
 from collections.abc import Callable
 
-from meshfusion.dpu.api.service_types import DrainRequest, Phase, ReloadReport, ServiceState
+from meshfusion.dpu.api.service_types import (
+    DrainRequest,
+    Phase,
+    ReloadReport,
+    ReplacedKey,
+    ReplaceKeysRequest,
+    ServiceState,
+)
 from meshfusion.dpu.config_types import MAX_SECONDS
 from meshfusion.dpu.drain import Held
 from meshfusion.dpu.drain_gate import DrainGate
@@ -21,7 +28,8 @@ _MAX_WAIT_S = 10.0
 
 class ServedServiceAdmin:
     """A :class:`~meshfusion.dpu.api.service_types.ServiceAdmin`. ``wake``: whoever looks after ``gate`` is to look.
-    ``reload``: as the call, from any thread."""
+    ``reload``: as the call, from any thread. ``replace_keys``: of which pool's which holder, and how long it may wait.
+    """
 
     def __init__(
         self,
@@ -30,10 +38,11 @@ class ServedServiceAdmin:
         version: str,
         wake: Callable[[], None],
         reload: Callable[[], ReloadReport],
+        replace_keys: Callable[[str, str, float], tuple[ReplacedKey, ...]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._gate, self._version, self._wake, self._clock = gate, version, wake, clock
-        self._reload = reload
+        self._reload, self._replace_keys = reload, replace_keys
         self._began_s = clock()
 
     def state(self, *, deadline_s: float) -> ServiceState:
@@ -52,6 +61,10 @@ class ServedServiceAdmin:
 
     def reload(self, *, deadline_s: float) -> ReloadReport:
         return self._reload()
+
+    def replace_keys(self, request: ReplaceKeysRequest, *, deadline_s: float) -> tuple[ReplacedKey, ...]:
+        wait_s = min(request.wait_s, _MAX_WAIT_S, max(0.0, deadline_s - _ANSWER_S))
+        return self._replace_keys(request.pool, request.holder_id, wait_s)
 
     def stacks(self, *, deadline_s: float) -> str:
         return thread_stacks()

@@ -27,6 +27,7 @@ from meshfusion.jbof.errors import (
     StaleHolderError,
     UnauthenticatedError,
 )
+from meshfusion.jbof.nvme.auth_keys import key_id, parse_secret
 
 logger = logging.getLogger("meshfusion.client")
 
@@ -202,6 +203,7 @@ class PoolStanding:
                 is_same = current is not None and current.attachment.holder_id == standing.attachment.holder_id
                 if current is not None and is_same and not self._stop.is_set():
                     self._heartbeat(current.attachment)
+                    self._say_new_key(current.attachment)
                 continue
             if self._stop.wait(retry_s):
                 return
@@ -265,7 +267,7 @@ class PoolStanding:
         holder_id = attachment.holder_id
         told = self._reached
         reached = told[1] if told is not None and told[0] == holder_id else None
-        request = api.HeartbeatRequest(holder_id, attachment.epoch, self._lease_ids, reached)
+        request = api.HeartbeatRequest(holder_id, attachment.epoch, self._lease_ids, reached, _host_key_id(attachment))
         reply = self.ask(
             "heartbeat", holder_id, lambda: self._service.heartbeat(request, deadline_s=HEARTBEAT_DEADLINE_S)
         )
@@ -273,9 +275,35 @@ class PoolStanding:
             self._tell(LeasesLost(reply.lost_lease_ids))
         if reply is not None and reply.is_draining:
             self._service_drains(holder_id)
+        if reply is not None and reply.host_key:
+            self._take_key(holder_id, reply.host_key)
+        if reply is not None and reply.is_draining:
             return
         if reply is not None and reply.drives_version != attachment.drives_version:
             self.ask("drives", holder_id, lambda: self._ask_for_drives(holder_id))
+
+    def _take_key(self, holder_id: str, host_key: str) -> None:
+        """The target asks for another key from the next connection on."""
+        try:
+            parse_secret(host_key)
+        except MeshFusionError as error:
+            logger.warning("the chunk service sent a new key that is none: %s", error.message)
+            return
+        with self._change:
+            standing = self._current
+            if standing is None or standing.attachment.holder_id != holder_id or standing.attachment.export is None:
+                return
+            export = replace(standing.attachment.export, host_key=host_key)
+            self._current = replace(standing, attachment=replace(standing.attachment, export=export))
+        logger.info("the chunk service gave %s a new key for its connections", holder_id)
+
+    def _say_new_key(self, before: api.Attachment) -> None:
+        """At once, not with the next heartbeat: people may wait for it."""
+        standing = self._current
+        if standing is None or standing.attachment.holder_id != before.holder_id:
+            return
+        if _host_key_id(standing.attachment) != _host_key_id(before):
+            self._heartbeat(standing.attachment)
 
     def _ask_for_drives(self, holder_id: str) -> None:
         """The pool's drives are reached in another way: how, attaching again as the same incarnation tells. Nothing
@@ -288,3 +316,8 @@ class PoolStanding:
         with self._change:
             if self._current is standing:
                 self._current = replace(standing, attachment=attachment)
+
+
+def _host_key_id(attachment: api.Attachment) -> str:
+    export = attachment.export
+    return key_id(export.host_key) if export is not None and export.host_key else ""

@@ -178,6 +178,7 @@ def export_to_pb(e: t.Export) -> pb.Export:
         host_nqn=e.host_nqn,
         portals=[pb.Portal(transport=p.transport, address=p.address, service=p.service) for p in e.portals],
         host_key=e.host_key,
+        tls_psk=e.tls_psk,
     )
 
 
@@ -195,6 +196,7 @@ def export_from_pb(m: pb.Export) -> t.Export:
             for p in m.portals
         ),
         host_key=check_text("export.host_key", m.host_key),
+        tls_psk=check_text("export.tls_psk", m.tls_psk),
     )
 
 
@@ -266,6 +268,7 @@ def heartbeat_request_to_pb(r: t.HeartbeatRequest) -> pb.HeartbeatRequest:
         reached=None
         if reached is None
         else pb.Reached(drives_version=reached.drives_version, namespaces=reached.namespaces),
+        host_key_id=r.host_key_id,
     )
 
 
@@ -275,6 +278,7 @@ def heartbeat_request_from_pb(m: pb.HeartbeatRequest) -> t.HeartbeatRequest:
         epoch=check_int("epoch", m.epoch),
         lease_ids=ids_from_pb("lease_ids", m.lease_ids),
         reached=_reached_from_pb(m.reached) if m.HasField("reached") else None,
+        host_key_id=check_id("host_key_id", m.host_key_id, allow_empty=True),
     )
 
 
@@ -286,7 +290,10 @@ def _reached_from_pb(m: pb.Reached) -> t.Reached:
 
 def heartbeat_reply_to_pb(r: t.HeartbeatReply) -> pb.HeartbeatReply:
     return pb.HeartbeatReply(
-        lost_lease_ids=r.lost_lease_ids, drives_version=r.drives_version, is_draining=r.is_draining
+        lost_lease_ids=r.lost_lease_ids,
+        drives_version=r.drives_version,
+        is_draining=r.is_draining,
+        host_key=r.host_key,
     )
 
 
@@ -295,6 +302,7 @@ def heartbeat_reply_from_pb(m: pb.HeartbeatReply) -> t.HeartbeatReply:
         lost_lease_ids=ids_from_pb("lost_lease_ids", m.lost_lease_ids),
         drives_version=check_int("drives_version", m.drives_version),
         is_draining=m.is_draining,
+        host_key=check_text("host_key", m.host_key),
     )
 
 

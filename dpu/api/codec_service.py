@@ -26,6 +26,9 @@ def calls_of(admin: t.ServiceAdmin) -> dict[str, Callable[[Any, float], Message]
     return {
         "State": lambda m, d: service_state_to_pb(admin.state(deadline_s=d)),
         "Reload": lambda m, d: reload_report_to_pb(admin.reload(deadline_s=d)),
+        "ReplaceKeys": lambda m, d: replaced_keys_to_pb(
+            admin.replace_keys(replace_keys_request_from_pb(m), deadline_s=d)
+        ),
         "Stacks": lambda m, d: pb.StacksReply(text=admin.stacks(deadline_s=d)),
         "Drain": lambda m, d: service_state_to_pb(admin.drain(drain_request_from_pb(m), deadline_s=d)),
     }
@@ -101,3 +104,35 @@ def _config_changes_from_pb(field: str, found: Sequence[pb.ConfigChange]) -> tup
         )
         for c in found
     )
+
+
+# More hosts than any service has.
+_MAX_HOSTS = 100_000
+
+
+def replace_keys_request_to_pb(r: t.ReplaceKeysRequest) -> pb.ReplaceKeysRequest:
+    return pb.ReplaceKeysRequest(pool=r.pool, holder_id=r.holder_id, wait_s=r.wait_s)
+
+
+def replace_keys_request_from_pb(m: pb.ReplaceKeysRequest) -> t.ReplaceKeysRequest:
+    return t.ReplaceKeysRequest(
+        pool=check_id("pool", m.pool, allow_empty=True),
+        holder_id=check_id("holder_id", m.holder_id, allow_empty=True),
+        wait_s=check_seconds("wait_s", m.wait_s),
+    )
+
+
+def replaced_keys_to_pb(keys: Sequence[t.ReplacedKey]) -> pb.ReplaceKeysReply:
+    return pb.ReplaceKeysReply(keys=[pb.ReplacedKey(holder_id=k.holder_id, change=k.change.value) for k in keys])
+
+
+def replaced_keys_from_pb(m: pb.ReplaceKeysReply) -> tuple[t.ReplacedKey, ...]:
+    check_count("keys", m.keys, _MAX_HOSTS)
+    return tuple(t.ReplacedKey(check_id("keys.holder_id", k.holder_id), _key_change_from_pb(k.change)) for k in m.keys)
+
+
+def _key_change_from_pb(value: str) -> t.KeyChange:
+    try:
+        return t.KeyChange(value)
+    except ValueError:
+        raise malformed("change", f"is {check_id('change', value)!r}, which this version does not know") from None

@@ -26,6 +26,10 @@ class GrpcServiceAdmin:
     def reload(self, *, deadline_s: float) -> t.ReloadReport:
         return self._caller.call("Reload", None, lambda _: pb.ReloadRequest(), codec.reload_report_from_pb, deadline_s)
 
+    def replace_keys(self, request: t.ReplaceKeysRequest, *, deadline_s: float) -> tuple[t.ReplacedKey, ...]:
+        encode, decode = codec.replace_keys_request_to_pb, codec.replaced_keys_from_pb
+        return self._caller.call("ReplaceKeys", request, encode, decode, deadline_s)
+
     def stacks(self, *, deadline_s: float) -> str:
         return self._caller.call("Stacks", None, lambda _: pb.StacksRequest(), lambda m: str(m.text), deadline_s)
 

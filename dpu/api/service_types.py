@@ -44,6 +44,34 @@ class DrainRequest:
     wait_s: float = 0.0
 
 
+class KeyChange(enum.Enum):
+    """How far a host's new key is, when it was asked for. What is not done goes on by itself; NOT_WRITTEN is tried
+    again in a minute. UNABLE: the host was not heard of yet, or its engine is of an earlier release and keeps its key.
+    """
+
+    DONE = "done"
+    HOST_LACKS_IT = "the host has not learned it yet"
+    TARGET_LACKS_IT = "the target has not got it yet"
+    NOT_WRITTEN = "it could not be written to its file, see the service's log"
+    UNABLE = "its engine has not said that it takes new keys"
+
+
+@dataclass(frozen=True, slots=True)
+class ReplaceKeysRequest:
+    """``pool``: of several; empty: all of them. ``holder_id``: whose; empty: of every host. ``wait_s``: the answer may
+    take so long, 10 s at most, and comes as soon as all have their keys."""
+
+    pool: str = ""
+    holder_id: str = ""
+    wait_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ReplacedKey:
+    holder_id: str
+    change: KeyChange
+
+
 @dataclass(frozen=True, slots=True)
 class ConfigChange:
     """``key``: with dots, such as medium.free_fraction; ``before``, ``after``: as people read them."""
@@ -69,6 +97,11 @@ class ServiceAdmin(Protocol):
 
     def reload(self, *, deadline_s: float) -> ReloadReport:
         """Read the configuration anew. Raises ConfigError, with all that is wrong with it; nothing has changed then."""
+
+    def replace_keys(self, request: ReplaceKeysRequest, *, deadline_s: float) -> tuple[ReplacedKey, ...]:
+        """New keys for hosts of the exports, whose connections stay. Raises ServiceError for a holder or pool that is
+        not there, and UnsupportedError where hosts have no keys."""
+        ...
 
     def stacks(self, *, deadline_s: float) -> str:
         """What the threads of the process are at."""

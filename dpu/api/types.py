@@ -127,12 +127,14 @@ class Export:
     """What an NVMe-oF host connects to, and as whom: ``host_nqn`` belongs to this incarnation alone (rule 3).
 
     ``host_key``: with what it authenticates itself, as ``DHHC-1:`` text; empty when the target does not ask.
+    ``tls_psk``: with what its TCP connections are encrypted, as ``NVMeTLSkey-1:`` text; empty: they are not.
     """
 
     subsystem_nqn: str
     host_nqn: str
     portals: tuple[Portal, ...]
     host_key: str = field(default="", repr=False)
+    tls_psk: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,22 +292,27 @@ class Reached:
 @dataclass(frozen=True, slots=True)
 class HeartbeatRequest:
     """``reached``: None from a holder that does not say it: one of an earlier version, or one that has not opened
-    anything yet."""
+    anything yet. ``host_key_id``: of the key that a host of an export has
+    (:func:`~meshfusion.jbof.nvme.auth_keys.key_id`), by which the service learns that it takes new ones; empty with
+    local access, and from engines of earlier releases."""
 
     holder_id: str
     epoch: int
     lease_ids: tuple[str, ...]
     reached: Reached | None = None
+    host_key_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatReply:
     """``drives_version``: see :class:`Attachment`. ``is_draining``: the service is about to stop; whoever holds
-    something ends it and asks for nothing new."""
+    something ends it and asks for nothing new. ``host_key``: in the place of :attr:`Export.host_key` from the next
+    connection on; empty: that one stays."""
 
     lost_lease_ids: tuple[str, ...]
     drives_version: int = 0
     is_draining: bool = False
+    host_key: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True, slots=True)

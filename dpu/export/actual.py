@@ -15,9 +15,23 @@ class Connection:
     live: bool
 
 
+OTHER_KEY = "other"
+"""In place of a key's id: a secret that nothing is known of."""
+
+
+@dataclass(frozen=True, slots=True)
+class AllowedHost:
+    """A host that may connect. ``key_id``, ``psk_id``: of the secrets that it must have, as in
+    :class:`~meshfusion.dpu.export.desired.Host`, or ``OTHER_KEY``; empty: it needs none."""
+
+    nqn: str
+    key_id: str = ""
+    psk_id: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class ActualSubsystem:
-    """``hosts``: the NQNs that may connect, and whether each must authenticate.
+    """``hosts``: those that may connect.
 
     ``foreign``: what it has that no :class:`~meshfusion.dpu.export.desired.Subsystem` could describe (a listener of
     another transport, say); such a subsystem is made anew. ``pending``: why it cannot be touched now, or empty.
@@ -29,7 +43,7 @@ class ActualSubsystem:
     serial: str
     allow_any_host: bool = False
     namespaces: frozenset[Namespace] = frozenset()
-    hosts: frozenset[tuple[str, bool]] = frozenset()
+    hosts: frozenset[AllowedHost] = frozenset()
     listeners: frozenset[Listener] = frozenset()
     connections: frozenset[Connection] = frozenset()
     foreign: str = ""
@@ -39,7 +53,7 @@ class ActualSubsystem:
 
     @property
     def host_nqns(self) -> frozenset[str]:
-        return frozenset(nqn for nqn, _ in self.hosts)
+        return frozenset(host.nqn for host in self.hosts)
 
 
 Actual = tuple[ActualSubsystem, ...]

@@ -26,6 +26,8 @@ MAX_NAMESPACES = 255
 """Namespaces of one subsystem, thus its highest NSID: of every drive number. SPDK keeps and reports an ANA state for
 each, by default for 32."""
 
+KEY_ID = r"[0-9a-f]{16}"
+
 MAX_SERIAL_CHARS = 20
 """NVMe Base Specification 2.0, Identify Controller: the serial number field has 20 bytes."""
 
@@ -60,22 +62,37 @@ class Namespace:
 
 
 @dataclass(frozen=True, slots=True)
-class Host:
-    """One worker incarnation. Its key never changes: a new incarnation has a new NQN and a new key (rule 3).
+class HostKey:
+    """A secret, without it. ``file``: absolute path, mode 0600, with the secret's text. ``id``: of that text (see
+    :func:`~meshfusion.jbof.nvme.auth_keys.key_id`), by which a target is known to have this one and no other; empty
+    while the file cannot be read: then whichever the target has is left there."""
 
-    ``key_file``: absolute path of a file of mode 0600 with its DH-HMAC-CHAP secret as ``DHHC-1:`` text, or None for a
-    host that need not authenticate.
+    file: Path
+    id: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.file.is_absolute():
+            raise _refusal(f"key file {self.file} is not an absolute path")
+        assert re.fullmatch(rf"({KEY_ID})?", self.id), self.id
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """One worker incarnation: its NQN is never used again (rule 3).
+
+    ``key``: its DH-HMAC-CHAP secret, as ``DHHC-1:`` text, or None for a host that need not authenticate. Another one
+    takes its place without a connection being lost. ``psk``: its TLS secret, as ``NVMeTLSkey-1:`` text; this one stays
+    as long as the host does, since no target takes another one without removing the host.
     """
 
     nqn: str
-    key_file: Path | None = None
+    key: HostKey | None = None
+    psk: HostKey | None = None
 
     def __post_init__(self) -> None:
         check_nqn(self.nqn, what="host NQN")
         if "/" in self.nqn:
             raise _refusal(f"host NQN {self.nqn!r} holds a slash, which configfs cannot name")
-        if self.key_file is not None and not self.key_file.is_absolute():
-            raise _refusal(f"key file {self.key_file} is not an absolute path")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +126,11 @@ class Listener:
 
 @dataclass(frozen=True, slots=True)
 class Subsystem:
-    """What its hosts may reach, all of it one tenant's (rule 11): access is to every namespace in it."""
+    """What its hosts may reach, all of it one tenant's (rule 11): access is to every namespace in it.
+
+    ``is_secure``: its listeners, all of TCP, take connections over TLS only, for which each host has a ``psk``. No
+    target tells that of a listener, so that ``serial`` must say it: with another one the subsystem is made anew.
+    """
 
     nqn: str
     tenant: str
@@ -117,6 +138,7 @@ class Subsystem:
     namespaces: frozenset[Namespace] = frozenset()
     hosts: frozenset[Host] = frozenset()
     listeners: frozenset[Listener] = frozenset()
+    is_secure: bool = False
 
     def __post_init__(self) -> None:
         check_nqn(self.nqn, what="subsystem NQN")
@@ -128,6 +150,11 @@ class Subsystem:
         _check_unique(f"{self.nqn}: backing", (namespace.backing for namespace in self.namespaces))
         _check_unique(f"{self.nqn}: host", (host.nqn for host in self.hosts))
         _check_unique(f"{self.nqn}: listener", (listener.address for listener in self.listeners))
+        if self.is_secure and any(listener.address.transport != "tcp" for listener in self.listeners):
+            raise _refusal(f"{self.nqn}: TLS is for listeners of TCP")
+        for host in self.hosts:
+            if (host.psk is not None) != self.is_secure:
+                raise _refusal(f"{self.nqn}: {host.nqn} has {'no' if self.is_secure else 'a'} key of TLS")
 
 
 @dataclass(frozen=True, slots=True)

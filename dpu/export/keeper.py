@@ -7,18 +7,21 @@ is woken. Nothing else is remembered: restarts of the target, of the service, or
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
+from meshfusion.dpu.api.service_types import KeyChange
 from meshfusion.dpu.api.types import Export as Reach
 from meshfusion.dpu.export.actual import Actual
 from meshfusion.dpu.export.desired import Export
 from meshfusion.dpu.export.drive_showing import DrivesNow
 from meshfusion.dpu.export.errors import ExportError
 from meshfusion.dpu.export.fence import Confirmed, Fence, NotYet
+from meshfusion.dpu.export.key_keeping import KeyKeeping
 from meshfusion.dpu.export.plan import ExportPlan, check_bdevs
 from meshfusion.dpu.export.reconcile import Report
 from meshfusion.jbof.errors import MeshFusionError, ServiceUnavailableError
@@ -79,7 +82,14 @@ class Round:
 class ExportKeeper:
     """Owns ``target``, which it uses on one thread of its own, from :meth:`start` to :meth:`close`."""
 
-    def __init__(self, target: FencingTarget, plan: ExportPlan, *, period_s: float = PERIOD_S) -> None:
+    def __init__(
+        self,
+        target: FencingTarget,
+        plan: ExportPlan,
+        *,
+        period_s: float = PERIOD_S,
+        key_lifetime_s: float = math.inf,
+    ) -> None:
         self._target = target
         self._plan = plan
         self._period_s = period_s
@@ -88,6 +98,7 @@ class ExportKeeper:
         self._rounds_done = 0
         self._last = Round(frozenset(), frozenset(), "the target was not asked yet")
         self._outgoing: dict[int, str] = {}  # drives that are not confirmed to be out, and why
+        self._keys = KeyKeeping(plan.keys, key_lifetime_s)
         self._cut_off_since_s: dict[str, float] = {}  # when it began, or was last told of
         self._is_closing = False
         self._thread: threading.Thread | None = None
@@ -131,18 +142,19 @@ class ExportKeeper:
 
     def prepare(self, incarnation: str) -> None:
         """Before the pool lists it: what its target will ask for is there. Raises MediaError."""
-        if self._plan.keys is not None:
-            self._plan.keys.make(incarnation)
+        for secrets in self._plan.secrets:
+            secrets.make(incarnation)
 
     def forget(self, incarnation: str) -> None:
         """It is gone for good."""
-        if self._plan.keys is not None:
-            self._plan.keys.forget(incarnation)
+        for secrets in self._plan.secrets:
+            secrets.forget(incarnation)
 
     def forget_all_but(self, incarnations: Iterable[str]) -> None:
         """What is left of others."""
-        if self._plan.keys is not None:
-            self._plan.keys.forget_all_but(incarnations)
+        kept = frozenset(incarnations)
+        for secrets in self._plan.secrets:
+            secrets.forget_all_but(kept)
 
     def admit(self, incarnation: str, numbers: Collection[int] = (), *, deadline_s: float) -> Reach:
         """Returns when the incarnation, which the pool wants served, can connect, and reaches these drives, which the
@@ -156,7 +168,15 @@ class ExportKeeper:
 
         if not self._is_true_in_time(is_admitted, deadline_s):
             raise self._refusal()
-        return self._plan.reach(incarnation)
+        return self._plan.reach(incarnation, self._keys.there_id(incarnation))
+
+    def hear(self, incarnation: str, known_id: str) -> str:
+        """As :meth:`~meshfusion.dpu.export.key_keeping.KeyKeeping.hear`."""
+        return self._keys.hear(incarnation, known_id)
+
+    def replace_keys(self, incarnations: Collection[str], *, deadline_s: float) -> dict[str, KeyChange]:
+        """As :meth:`~meshfusion.dpu.export.key_keeping.KeyKeeping.replace`."""
+        return self._keys.replace(incarnations, self.wake, deadline_s=deadline_s)
 
     def _is_true_in_time(self, condition: Callable[[], bool], deadline_s: float) -> bool:
         """Now, or by the end of a round that begins after this call."""
@@ -186,6 +206,7 @@ class ExportKeeper:
         with self._change:
             self._is_closing = True
             self._change.notify_all()
+        self._keys.close()
         if self._thread is None:
             return True
         self._thread.join(deadline_s)
@@ -223,6 +244,7 @@ class ExportKeeper:
 
     def _make_so(self, holders: Holders, drives: Drives) -> Round:
         now, wanted = drives.drives_to_show(), holders.holders_to_serve()
+        self._keys.renew(wanted)
         plan = self._plan.showing(now.shown)
         desired = plan.export(wanted)
         report = self._target.desire(desired)
@@ -239,6 +261,7 @@ class ExportKeeper:
             actual = self._target.read(desired)
         except ExportError as error:
             return Round(frozenset(), frozenset(), error.message)
+        self._keys.found(plan.key_ids(actual, wanted))
         served = frozenset(incarnation for incarnation in wanted if plan.is_served(actual, incarnation))
         return Round(served, frozenset(plan.backings), problem)
 

@@ -19,17 +19,26 @@ class Tenant:
 
 
 def one_subsystem_per_tenant(
-    nqn_prefix: str, tenants: Iterable[Tenant], listeners: frozenset[Listener], fenced: frozenset[str] = frozenset()
+    nqn_prefix: str,
+    tenants: Iterable[Tenant],
+    listeners: frozenset[Listener],
+    fenced: frozenset[str] = frozenset(),
+    *,
+    is_secure: bool = False,
 ) -> Export:
-    """For SPDK: a bdev can be in one subsystem only (it is claimed), and removing a host disconnects it."""
+    """For SPDK: a bdev can be in one subsystem only (it is claimed), and removing a host disconnects it.
+
+    ``is_secure``: over TLS only; see :class:`~meshfusion.dpu.export.desired.Subsystem`.
+    """
     subsystems = frozenset(
         Subsystem(
             nqn=f"{nqn_prefix}:t-{_digest(tenant.name)}",
             tenant=tenant.name,
-            serial=_serial(tenant.name),
+            serial=_serial(tenant.name, is_secure=is_secure),
             namespaces=tenant.namespaces,
             hosts=tenant.hosts,
             listeners=listeners,
+            is_secure=is_secure,
         )
         for tenant in tenants
     )
@@ -68,5 +77,5 @@ def _digest(name: str) -> str:
     return hashlib.sha256(name.encode()).hexdigest()[:32]
 
 
-def _serial(name: str) -> str:
-    return f"MF{_digest(name)[:18]}"
+def _serial(name: str, *, is_secure: bool = False) -> str:
+    return f"{'MT' if is_secure else 'MF'}{_digest(name)[:18]}"

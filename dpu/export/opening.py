@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import uuid
 from collections.abc import Callable
 from functools import partial
@@ -10,7 +11,7 @@ from functools import partial
 from meshfusion.dpu.config_exports import ExportsConfig, SpdkConfig, parse_portal
 from meshfusion.dpu.export.desired import Export, Listener, Namespace
 from meshfusion.dpu.export.keeper import ExportKeeper, FencingTarget
-from meshfusion.dpu.export.keys import HostKeys
+from meshfusion.dpu.export.keys import PSK, HostKeys
 from meshfusion.dpu.export.plan import ExportPlan, TargetKind, check_bdevs, nqn_prefix_of
 from meshfusion.dpu.export.spdk.bdevs import drop_bdev, keep_bdev, make_bdev
 from meshfusion.dpu.export.spdk.rate_limits import RateLimits
@@ -30,7 +31,8 @@ def keeper_of(
     """
     plan, target = _plan_and_target(config, pool_uuid, layout, limits)
     check_bdevs(plan, [drive.number for drive in find_drives(layout).here])
-    return ExportKeeper(target, plan)
+    lifetime_s = config.key_lifetime_s
+    return ExportKeeper(target, plan, key_lifetime_s=math.inf if lifetime_s is None else lifetime_s)
 
 
 def _plan_and_target(
@@ -49,6 +51,7 @@ def _plan_and_target(
         listeners=frozenset(Listener(parse_portal(portal)) for portal in config.portals),
         socket="" if spdk is None else str(spdk.socket),
         keys=HostKeys(layout.holders) if config.authenticate else None,
+        psks=HostKeys(layout.holders, PSK) if config.tcp_tls else None,
         named_bdevs={} if spdk is None else spdk.named_bdevs,
     )
     nothing = plan.export(())

@@ -15,7 +15,6 @@ from meshfusion.dpu.export.desired import Export, Host, Listener, Namespace, Sub
 from meshfusion.dpu.export.keys import HostKeys
 from meshfusion.dpu.export.layout import Tenant, one_subsystem_per_host, one_subsystem_per_tenant
 from meshfusion.jbof.errors import ConfigError
-from meshfusion.jbof.nvme.auth_keys import format_secret
 from meshfusion.jbof.pool_addresses import namespace_of
 
 WHOLE_POOL = "default"  # to its exports a pool is one tenant, whoever share it; it stands in serials and NQNs
@@ -33,7 +32,8 @@ class ExportPlan:
 
     ``backings``: by the drives' numbers, a block device or file each for nvmet, a bdev for SPDK; a drive that is not
     shown has none. ``socket``: of the SPDK that is meant.
-    ``keys``: with which hosts authenticate themselves; None: they need not. ``named_bdevs``: of an SPDK that has them
+    ``keys``: with which hosts authenticate themselves; None: they need not. ``psks``: with which they and the target
+    encrypt what goes over TCP, with an SPDK; None: it is not encrypted. ``named_bdevs``: of an SPDK that has them
     by itself, by the drives' numbers; none: they are made, of ``files``.
     """
 
@@ -44,6 +44,7 @@ class ExportPlan:
     listeners: frozenset[Listener]
     socket: str = ""
     keys: HostKeys | None = None
+    psks: HostKeys | None = None
     named_bdevs: Mapping[int, str] = field(default_factory=dict)
     files: Mapping[int, str] = field(default_factory=dict)
 
@@ -70,32 +71,50 @@ class ExportPlan:
         namespaces = frozenset(self._namespace(number, backing) for number, backing in self.backings.items())
         hosts = frozenset(map(self._host, incarnations))
         tenants = [Tenant(WHOLE_POOL, namespaces, hosts)]
-        layout = one_subsystem_per_host if self.kind is TargetKind.NVMET else one_subsystem_per_tenant
-        return layout(self.nqn_prefix, tenants, self.listeners)
+        if self.kind is TargetKind.NVMET:
+            return one_subsystem_per_host(self.nqn_prefix, tenants, self.listeners)
+        return one_subsystem_per_tenant(self.nqn_prefix, tenants, self.listeners, is_secure=self.psks is not None)
+
+    @property
+    def secrets(self) -> tuple[HostKeys, ...]:
+        """What each incarnation has one of."""
+        return tuple(kind for kind in (self.keys, self.psks) if kind is not None)
 
     def host_nqn(self, incarnation: str) -> str:
         """Of this incarnation alone (rule 3)."""
         return f"{self.nqn_prefix}:host:{incarnation}"
 
-    def reach(self, incarnation: str) -> Reach:
-        """What the incarnation is told: where to connect to, and as whom. Raises what reading its key raises."""
+    def reach(self, incarnation: str, key_id: str = "") -> Reach:
+        """What the incarnation is told: where to connect to, and as whom. ``key_id``: of the key that its target asks
+        for, which need not be the newest; empty: of that. Raises what reading its key raises."""
         subsystem = self._subsystem(incarnation)
         addresses = sorted((listener.address for listener in self.listeners), key=str)
         portals = tuple(Portal(address.transport, address.ip, address.service) for address in addresses)
-        key = format_secret(self.keys.read(incarnation)) if self.keys is not None else ""
-        return Reach(subsystem.nqn, self.host_nqn(incarnation), portals, key)
+        key = self.keys.read(incarnation, key_id) if self.keys is not None else ""
+        psk = self.psks.read(incarnation) if self.psks is not None else ""
+        return Reach(subsystem.nqn, self.host_nqn(incarnation), portals, key, psk)
 
     def is_served(self, actual: Actual, incarnation: str) -> bool:
         """Does the target report everything that this incarnation needs?"""
-        wanted = self._subsystem(incarnation)
+        wanted, host_nqn = self._subsystem(incarnation), self.host_nqn(incarnation)
         there = next((subsystem for subsystem in actual if subsystem.nqn == wanted.nqn), None)
+        allowed = next((host for host in there.hosts if host.nqn == host_nqn), None) if there is not None else None
         return (
             there is not None
             and not there.pending
-            and (self.host_nqn(incarnation), self.keys is not None) in there.hosts
+            and allowed is not None
+            and bool(allowed.key_id) == (self.keys is not None)
+            and bool(allowed.psk_id) == (self.psks is not None)
             and wanted.namespaces <= there.namespaces
             and wanted.listeners <= there.listeners
         )
+
+    def key_ids(self, actual: Actual, incarnations: Iterable[str]) -> dict[str, str]:
+        """Of the key that the target asks each of these for, whatever else it lacks; empty: it asks for none, or does
+        not let it in."""
+        manages = Export(self.nqn_prefix).manages
+        there = {host.nqn: host.key_id for subsystem in actual if manages(subsystem.nqn) for host in subsystem.hosts}
+        return {incarnation: there.get(self.host_nqn(incarnation), "") for incarnation in incarnations}
 
     def _namespace(self, number: int, backing: str) -> Namespace:
         """The first drive's has the pool's UUID, as that of a pool of one drive; the others' follow from it."""
@@ -103,7 +122,8 @@ class ExportPlan:
         return Namespace(namespace_of(number), identity, identity.hex, backing, self.files.get(number, ""))
 
     def _host(self, incarnation: str) -> Host:
-        return Host(self.host_nqn(incarnation), self.keys.path(incarnation) if self.keys is not None else None)
+        key, psk = (kind.wanted(incarnation) if kind is not None else None for kind in (self.keys, self.psks))
+        return Host(self.host_nqn(incarnation), key, psk)
 
     def _subsystem(self, incarnation: str) -> Subsystem:
         (subsystem,) = self.export([incarnation]).subsystems

@@ -14,8 +14,21 @@ class DenyAnyHost:
 
 @dataclass(frozen=True, slots=True)
 class RemoveHost:
+    """``key_ids``: of the secrets that the target knows it by."""
+
     nqn: str
     host_nqn: str
+    key_ids: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SetHostKey:
+    """From the next connection on the host needs ``host.key``; those that it has stay. ``former_id``: of the key that
+    it needed so far."""
+
+    nqn: str
+    host: Host
+    former_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +68,11 @@ class AddHost:
 
 @dataclass(frozen=True, slots=True)
 class AddListener:
+    """``is_secure``: for connections over TLS only."""
+
     nqn: str
     listener: Listener
+    is_secure: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +84,7 @@ class SetAnaState:
 Step = (
     DenyAnyHost
     | RemoveHost
+    | SetHostKey
     | RemoveListener
     | RemoveNamespace
     | DeleteSubsystem

@@ -9,7 +9,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -42,7 +42,8 @@ class DataPath:
     ``medium`` from now on, a way of ``kind``.
 
     ``close`` ends its threads; queued saves are then reported as failed, queued loads as abandoned. ``cpus``: where
-    the threads run (None: where their maker does).
+    the threads run (None: where their maker does). ``take_key``: what :meth:`take_key` does, where a target asks for
+    keys.
     """
 
     def __init__(
@@ -55,7 +56,9 @@ class DataPath:
         lba_bytes: int,
         load_threads: int,
         cpus: Cpus | None = None,
+        take_key: Callable[[str], None] = lambda _text: None,
     ) -> None:
+        self._take_key = take_key
         self._medium = medium
         self.kind = kind
         self.exported: ExportedDrives | None = None  # what a target shows of the pool; set by who opened it
@@ -78,6 +81,11 @@ class DataPath:
         self._ending = threading.Lock()
         for thread in self._threads:
             thread.start()
+
+    def take_key(self, host_key: str) -> None:
+        """Connect with this key from now on, as ``DHHC-1:`` text. Nothing that is connected ends. Raises ConfigError
+        for one that is none."""
+        self._take_key(host_key)
 
     # ---- loads ---------------------------------------------------------------------------------------------------
 

@@ -127,6 +127,7 @@ class PathOpener:
         from meshfusion.host.path.exported_drives import open_exported
         from meshfusion.host.path.flexpath.addresses import path_specs
         from meshfusion.host.path.flexpath.board import show_paths
+        from meshfusion.host.path.flexpath.link import CurrentKey
         from meshfusion.host.path.flexpath.locality import shown_gpu
         from meshfusion.host.path.flexpath.multipath import Multipath
         from meshfusion.host.path.rdma import rdma_path
@@ -137,17 +138,17 @@ class PathOpener:
         assert export is not None
         addresses = paths_to(export.portals, local_ports())
         host_id = uuid.uuid5(uuid.NAMESPACE_URL, export.host_nqn)
-        host_key = parse_secret(export.host_key) if export.host_key else None
+        key = CurrentKey(parse_secret(export.host_key) if export.host_key else None)
         specs = path_specs(
             addresses,
             export.subsystem_nqn,
             export.host_nqn,
             host_id,
             gpu_pci_address=shown_gpu(self.memory.place.pci_address),
-            host_key=host_key,
+            key=key,
             key_scope=self.key_scope,
         )
-        multipath = Multipath(specs)
+        multipath = Multipath(specs, key=key)
         try:
             view, drives = open_exported(multipath, attachment)
         except BaseException:
@@ -171,6 +172,7 @@ class PathOpener:
             max_units=max(self.units_per_shard),
             cpus=self.cpus,
             is_digest_right=self.is_digest_right,
+            take_key=lambda text: multipath.use_key(parse_secret(text)),
         )
         path.exported = drives
         return path

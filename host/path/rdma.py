@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import operator
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Final, Protocol
 
@@ -72,11 +72,13 @@ def rdma_path(
     max_units: int,
     cpus: Cpus | None = None,
     is_digest_right: IsDigestRight = operator.eq,
+    take_key: Callable[[str], None] = lambda _text: None,
 ) -> DataPath:
     """It owns ``initiator``, not ``memory``, which is closed after it. ``nsids``: of the pool's drives, which were
     proven to be these; what lies on others fails. They may change as drives come and go. ``layouts``: of each KV group.
 
-    ``read_bytes``: what a load thread has under way; ``max_units``: of the largest shard.
+    ``read_bytes``: what a load thread has under way; ``max_units``: of the largest shard. ``take_key``: as
+    :class:`~meshfusion.host.path.data_path.DataPath`'s.
 
     Raises :class:`~meshfusion.jbof.errors.UnsupportedError` when the target cannot take commands for this layout, and
     what registering ``memory`` raises. The initiator is closed then.
@@ -97,6 +99,7 @@ def rdma_path(
         lba_bytes=lba_bytes,
         load_threads=load_threads,
         cpus=cpus,
+        take_key=take_key,
     )
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import base64
 import binascii
 import enum
+import hashlib
 import hmac
 import re
 import secrets
@@ -28,6 +29,8 @@ RandomBytes = Callable[[int], bytes]
 """As many unpredictable bytes as asked for."""
 
 KEY_BYTES: Final = (32, 48, 64)
+
+KEY_ID_CHARS: Final = 16
 
 _CRC_BYTES: Final = 4
 _TEXT: Final = re.compile(r"DHHC-1:([0-9]{2}):([A-Za-z0-9+/]+={0,2}):", re.ASCII)
@@ -107,6 +110,12 @@ def format_secret(secret: Secret) -> str:
     """What :func:`parse_secret` reads. It shows the key: for files that only their owner may read."""
     encoded = base64.b64encode(secret.key + _crc(secret.key)).decode()
     return f"DHHC-1:{secret.transform or 0:02}:{encoded}:"
+
+
+def key_id(text: str) -> str:
+    """By which it is told whether two have the same secret: 16 hexadecimal digits of its text. Not secret: a digest of
+    random bytes, from which nobody finds them."""
+    return hashlib.sha256(b"MeshFusion key id:" + text.strip().encode()).hexdigest()[:KEY_ID_CHARS]
 
 
 def transformed_key(secret: Secret, nqn: str) -> bytes:

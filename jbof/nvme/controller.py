@@ -9,11 +9,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 from meshfusion.jbof.errors import ConfigError, MediaError, MeshFusionError, UnsupportedError
 from meshfusion.jbof.nvme.association import Association
-from meshfusion.jbof.nvme.auth_keys import RandomBytes
+from meshfusion.jbof.nvme.auth import NvmeAuthenticationError
+from meshfusion.jbof.nvme.auth_keys import RandomBytes, Secret
 from meshfusion.jbof.nvme.bring_up import AssociationInfo
 from meshfusion.jbof.nvme.command import Command
 from meshfusion.jbof.nvme.controller_effects import (
@@ -131,6 +133,14 @@ class Controller:
         if not self.is_live or self._association is None:
             return [RequestEnded(owner, None, not_connected(self.settings.where))]
         return self._absorb(now_s, self._association.request(now_s, owner, procedure))
+
+    def use_key(self, now_s: float, host_key: Secret) -> Effects:
+        """Prove the host with this key from the next association on; the one that is goes on. One that waits because
+        its key was refused is tried with the new one at once."""
+        self.settings = replace(self.settings, host_key=host_key)
+        if self.state is _S.WAITING and isinstance(self._cause, NvmeAuthenticationError):
+            self._retry_s = now_s
+        return []
 
     def path_failed(self) -> None:
         """A command ended with a path error: look how namespaces are reached now."""

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from meshfusion.jbof.errors import MediaError
 from meshfusion.jbof.nvme.auth import Authentication
+from meshfusion.jbof.nvme.auth_keys import Secret
 from meshfusion.jbof.nvme.bring_up import AssociationInfo
 from meshfusion.jbof.nvme.controller import not_connected
 from meshfusion.jbof.nvme.controller_effects import (
@@ -226,6 +227,11 @@ class Initiator:
             pending.end(error=self._crash or not_connected(self._settings.where))
         else:
             self._poller.call(begin, asked_s)
+
+    def use_key(self, host_key: Secret) -> None:
+        """Authenticate with this key whenever it connects anew. What is connected stays so."""
+        if self._crash is None and not self._is_closed:
+            self._poller.call(lambda now_s: self._session.use_key(now_s, host_key))
 
     # ---- the end -------------------------------------------------------------------------------------------------
 

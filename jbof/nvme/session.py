@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from meshfusion.jbof.nvme.association import MAX_CONVERSATIONS
-from meshfusion.jbof.nvme.auth_keys import RandomBytes
+from meshfusion.jbof.nvme.auth_keys import RandomBytes, Secret
 from meshfusion.jbof.nvme.controller import Controller
 from meshfusion.jbof.nvme.procedures import Procedure
 from meshfusion.jbof.nvme.settings import ControllerSettings
@@ -50,6 +50,9 @@ class Session:
 
     def disconnect(self, now_s: float, *, orderly: bool) -> Effects:
         return self.transfers.handle(now_s, self.controller.disconnect(now_s, orderly=orderly))
+
+    def use_key(self, now_s: float, host_key: Secret) -> Effects:
+        return self.transfers.handle(now_s, self.controller.use_key(now_s, host_key))
 
     def request(self, now_s: float, owner: object, procedure: Procedure[Any]) -> Effects:
         return self.transfers.handle(now_s, self.controller.request(now_s, owner, procedure))

@@ -518,12 +518,41 @@ def test_the_example_of_exports_is_accepted(tmp_path: Path) -> None:
             r"exports\.spdk.*: is only for target: spdk; remove it",
         ),
         ("{target: nvmet, portals: ['rdma://10.0.0.1'], nqn_prefix: mine}", r"exports\.nqn_prefix = 'mine': "),
+        (
+            "{target: nvmet, portals: ['rdma://10.0.0.1'], authenticate: false, key_lifetime_s: 86400}",
+            r"exports\.key_lifetime_s.*: is for hosts that have keys, .*; remove it, or set authenticate: true",
+        ),
+        ("{target: nvmet, portals: ['rdma://10.0.0.1'], key_lifetime_s: 59}", r"exports\.key_lifetime_s = 59: .* 60"),
+        ("{target: nvmet, portals: ['rdma://10.0.0.1'], key_lifetime_s: .inf}", r"exports\.key_lifetime_s = inf"),
+        (
+            "{target: nvmet, portals: ['tcp://10.0.0.1'], tcp_tls: true}",
+            r"exports\.tcp_tls.*: is not supported with target: nvmet\. .*Linux 6\.7 .*addr_tsas.*tlshd",
+        ),
+        (
+            "{target: nvmet, portals: ['rdma://10.0.0.1'], tcp_tls: true}",
+            r"exports\.tcp_tls.*: is for TCP, and NVMe/RDMA has no TLS; use tcp://",
+        ),
+        (
+            "{target: spdk, portals: ['tcp://10.0.0.1'], authenticate: false, tcp_tls: true, "
+            "spdk: {socket: /s, memory: 8GiB}}",
+            r"exports\.tcp_tls.*: needs authenticate: .*; set authenticate: true",
+        ),
         ("{target: nvmet, portals: ['rdma://10.0.0.1'], port: 1}", r"exports\.port: unknown key; did you mean"),
     ],
 )
 def test_exports_that_make_no_sense(tmp_path: Path, exports: str, problem: str) -> None:
     (told,) = problems_of(write(tmp_path, f"{GOOD}exports: {exports}\n"))
     assert re.search(problem, told), told
+
+
+def test_a_key_lives_for_many_heartbeats(tmp_path: Path) -> None:
+    exports = "exports: {target: nvmet, portals: ['rdma://10.0.0.1'], key_lifetime_s: 60}\n"
+    load_service_config(write(tmp_path, f"{GOOD}{exports}leases: {{heartbeat_s: 6}}\n"))
+    (problem,) = problems_of(write(tmp_path, f"{GOOD}{exports}leases: {{heartbeat_s: 6.5}}\n"))
+    assert problem == (
+        "line 4: exports.key_lifetime_s = 60: 60 is less than 10 times leases.heartbeat_s = 6.5, and with each "
+        "heartbeat only an engine learns of its new key; use 65 to 86400, or lower leases.heartbeat_s to at most 6"
+    )
 
 
 def test_lines_point_into_nested_values() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshfusion.dpu.api import types as api
-from meshfusion.dpu.api.service_types import DrainRequest, Phase, ReloadReport
+from meshfusion.dpu.api.service_types import DrainRequest, Phase, ReloadReport, ReplacedKey
 from meshfusion.dpu.drain import Drain, Held
 from meshfusion.dpu.drain_gate import DrainGate
 from meshfusion.dpu.pool import Pool
@@ -176,12 +176,18 @@ def no_reload() -> ReloadReport:
     raise AssertionError("not asked for")
 
 
+def no_keys(pool: str, holder_id: str, wait_s: float) -> tuple[ReplacedKey, ...]:
+    raise AssertionError("not asked for")
+
+
 # ---- what operators ask ----------------------------------------------------------------------------------------------
 
 
 def test_an_operator_is_answered_when_the_end_has_come(pool: Pool, gate: DrainGate, clock: Clock) -> None:
     woken: list[None] = []
-    admin = ServedServiceAdmin(gate, version="9.9", wake=lambda: woken.append(None), reload=no_reload, clock=clock)
+    admin = ServedServiceAdmin(
+        gate, version="9.9", wake=lambda: woken.append(None), reload=no_reload, replace_keys=no_keys, clock=clock
+    )
     holder = Holder(pool)
     place = holder.reserve(0)
     clock.now_s += 7.0
@@ -203,13 +209,13 @@ def test_an_operator_is_answered_when_the_end_has_come(pool: Pool, gate: DrainGa
 def test_the_deadline_of_the_call_bounds_the_wait(pool: Pool, gate: DrainGate) -> None:
     holder = Holder(pool)
     holder.reserve(0)
-    admin = ServedServiceAdmin(gate, version="", wake=lambda: None, reload=no_reload)
+    admin = ServedServiceAdmin(gate, version="", wake=lambda: None, reload=no_reload, replace_keys=no_keys)
     assert admin.drain(DrainRequest(60.0, wait_s=30.0), deadline_s=0.6).phase is Phase.DRAINING
 
 
 @pytest.mark.parametrize("within_s", [-1.0, 86_401.0, float("nan")])
 def test_a_deadline_that_cannot_be_is_refused_and_nothing_drains(gate: DrainGate, within_s: float) -> None:
-    admin = ServedServiceAdmin(gate, version="", wake=lambda: None, reload=no_reload)
+    admin = ServedServiceAdmin(gate, version="", wake=lambda: None, reload=no_reload, replace_keys=no_keys)
     with pytest.raises(ConfigError, match="deadline of draining"):
         admin.drain(DrainRequest(within_s), deadline_s=1.0)
     assert admin.state(deadline_s=1.0).phase is Phase.SERVING

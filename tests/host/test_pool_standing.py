@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from meshfusion.host.pool_events import (
     ReserveFailed,
 )
 from meshfusion.jbof.errors import MediaError, MeshFusionError, PermissionDeniedError, UnauthenticatedError
+from meshfusion.jbof.nvme.auth_keys import Secret, format_secret, key_id
 from tests.host.support.controlled_service import ControlledService, refusal, unavailable
 from tests.host.support.pool_client_rig import (
     OTHER_IDENTITY,
@@ -64,6 +66,59 @@ def test_an_engine_that_the_service_knows_by_another_name_attaches_anew(
         again = rig.expect(Attached).attachment
         assert again.holder_id in service.holders
         assert len(service.calls["attach"]) == 2
+
+
+CHAP = "DHHC-1:00:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:"
+OTHER_CHAP = format_secret(Secret(bytes(32)))
+
+
+def test_a_new_key_takes_the_place_of_the_former_and_nothing_else_changes(tmp_path: Path) -> None:
+    service = ControlledService(tmp_path, heartbeat_s=0.02)
+    service.export = api.Export("nqn.x:s", "nqn.x:h", (), CHAP)
+    with attached(service) as rig:
+        first = rig.attachment
+        until(lambda: len(service.calls["heartbeat"]) >= 2)
+        assert {request.host_key_id for request in service.calls["heartbeat"]} == {key_id(CHAP)}
+        service.new_key = OTHER_CHAP
+        until(lambda: rig.client.attachment is not None and rig.client.attachment != first)
+        assert rig.client.attachment == replace(first, export=replace(service.export, host_key=OTHER_CHAP))
+        until(lambda: service.calls["heartbeat"][-1].host_key_id == key_id(OTHER_CHAP), what="for it to be told")
+        assert len(service.calls["attach"]) == 1
+
+
+def test_a_new_key_is_confirmed_at_once(tmp_path: Path) -> None:
+    """Whoever asked for it waits for that."""
+    service = ControlledService(tmp_path, heartbeat_s=1.0)
+    service.export = api.Export("nqn.x:s", "nqn.x:h", (), CHAP)
+    service.new_key = OTHER_CHAP
+    with attached(service):
+        until(lambda: len(service.calls["heartbeat"]) >= 1)
+        begun_s = time.monotonic()
+        until(lambda: len(service.calls["heartbeat"]) >= 2)
+        assert time.monotonic() - begun_s < 0.5
+        said = [request.host_key_id for request in service.calls["heartbeat"]]
+        assert said == [key_id(CHAP), key_id(OTHER_CHAP)], "once, though the service says it again"
+
+
+def test_what_is_no_key_is_not_taken(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    service = ControlledService(tmp_path, heartbeat_s=0.02)
+    service.export = api.Export("nqn.x:s", "nqn.x:h", (), CHAP)
+    with attached(service) as rig:
+        service.new_key = CHAP[:-9]
+        before = len(service.calls["heartbeat"])
+        until(lambda: len(service.calls["heartbeat"]) >= before + 3)
+        assert rig.client.attachment == rig.attachment
+    assert "a new key that is none" in caplog.text
+    assert CHAP[10:30] not in caplog.text
+
+
+def test_with_local_access_there_is_no_key(tmp_path: Path) -> None:
+    service = ControlledService(tmp_path, heartbeat_s=0.02)
+    service.new_key = CHAP
+    with attached(service) as rig:
+        until(lambda: len(service.calls["heartbeat"]) >= 3)
+        assert rig.client.attachment == rig.attachment
+    assert {request.host_key_id for request in service.calls["heartbeat"]} == {""}
 
 
 def test_an_attachment_that_comes_after_the_identity_changed_is_given_back(service: ControlledService) -> None:

@@ -140,7 +140,40 @@ def reconnection() -> dict[str, object]:
     }
 
 
-CASES = (right_keys, refusals, idle_key, reconnection)
+def new_key() -> dict[str, object]:
+    """The target asks for another key while a connection lives: that stays, the former key opens nothing any more, and
+    the host comes back with the new one as soon as it has it."""
+    with guarded(KEY) as address:
+        initiator, events = join(address, host_key=KEY, backoff_first_s=0.2, backoff_max_s=60.0, loss_timeout_s=600.0)
+        region = initiator.register(np.ones(MIB, np.uint8))
+        initiator.write(1, 0, [region.all()])
+        set_keys(OTHER_KEY)
+        for _ in range(5):
+            time.sleep(0.2)
+            initiator.write(1, 0, [region.all()])
+        said = {
+            "former key": told(lambda: join(address, host_key=KEY)),
+            "new key": told(lambda: join(address, host_key=OTHER_KEY)[0].close()),
+        }
+        lost = sum(isinstance(event, ConnectionLost) for event in events)
+        PORT_LINK.unlink()
+        until(lambda: any(isinstance(event, ConnectionLost) for event in events))
+        PORT_LINK.symlink_to(NVMET / "subsystems" / NQN)
+        until(lambda: any(is_refusal(event) for event in events))
+        time.sleep(2.0)
+        refused_state = initiator.state.value
+        initiator.use_key(OTHER_KEY)
+        back_s = until(lambda: initiator.state is ControllerState.LIVE)
+        initiator.write(1, 0, [region.all()])
+        initiator.close()
+    return {"lost": lost, "said": said, "refused_state": refused_state, "back_s": round(back_s, 2), "left": take_down()}
+
+
+def is_refusal(event: object) -> bool:
+    return isinstance(event, RetryScheduled) and isinstance(event.error, NvmeAuthenticationError)
+
+
+CASES = (right_keys, refusals, idle_key, reconnection, new_key)
 
 if __name__ == "__main__":
     print(json.dumps({case.__name__: case for case in CASES}[sys.argv[1]]()))

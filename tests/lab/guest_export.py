@@ -8,24 +8,28 @@ from __future__ import annotations
 import json
 import mmap
 import os
+import subprocess
 import threading
 import time
 import uuid
 from pathlib import Path
 
-from meshfusion.dpu.export.desired import Address, AnaState, Export, Host, Listener, Namespace
+from meshfusion.dpu.export.desired import Address, AnaState, Export, Host, HostKey, Listener, Namespace
 from meshfusion.dpu.export.fence import Confirmed
 from meshfusion.dpu.export.layout import Tenant, host_subsystem_nqn, one_subsystem_per_host
 from meshfusion.dpu.export.nvmet.actual import read_actual
 from meshfusion.dpu.export.nvmet.configfs import KernelConfigFs
 from meshfusion.dpu.export.nvmet.target import NvmetTarget
+from meshfusion.jbof.nvme.auth_keys import format_secret, key_id, new_secret
 from meshfusion.tools.lab.guest_setup.block import NULL_BLK, MemoryDevice, memory_device_steps
 from meshfusion.tools.lab.guest_setup.initiator import block_devices
+from meshfusion.tools.lab.guest_setup.nvmet import NVMET
 from meshfusion.tools.lab.guest_setup.steps import Run, Write, carry_out
 
 PREFIX = "nqn.2026-11.io.meshfusion:lab"
 IO_S = 1.0
 """Of each I/O to the first namespace."""
+OTHER_KEY = format_secret(new_secret())
 KEY = "DHHC-1:00:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:"
 
 
@@ -90,12 +94,25 @@ def main() -> dict[str, object]:
     seen["moved"] = (report.converged, report.reasons, sorted(tree.entries("ports")), len(read_actual(tree)))
     key = Path("/tmp/key")
     key.write_text(KEY)
-    report = target.desire(desired(Host(host("three"), key)))
+    report = target.desire(desired(Host(host("three"), HostKey(key, key_id(KEY)))))
     seen["keyed"] = (report.converged, report.reasons, connect(host("three")) != "")
+    attribute = NVMET / "hosts" / host("three") / "dhchap_key"
+    modes = [attribute.stat().st_mode & 0o777]
+    key.write_text(OTHER_KEY)
+    report = target.desire(desired(Host(host("three"), HostKey(key, key_id(OTHER_KEY)))))
+    modes.append(attribute.stat().st_mode & 0o777)
+    seen["another key"] = (report.converged, report.applied, attribute.read_text().strip() == OTHER_KEY, modes)
+    seen["read by others"] = [read_as_nobody(path) for path in (attribute, attribute.with_name("dhchap_hash"))]
     report = target.desire(Export(PREFIX))
     seen["gone"] = (report.converged, [sorted(tree.entries(name)) for name in ("subsystems", "ports", "hosts")])
     seen["left"] = []
     return seen
+
+
+def read_as_nobody(path: Path) -> str:
+    """What somebody else of this machine reads; empty: nothing."""
+    done = subprocess.run(["cat", path], user=65534, group=65534, extra_groups=(), capture_output=True, text=True)
+    return done.stdout
 
 
 def fence_while_writing(target: NvmetTarget, device: Path) -> dict[str, object]:

@@ -42,3 +42,12 @@ def test_a_key_that_the_target_does_not_ask_for(run_script: RunScript) -> None:
 def test_reconnection_authenticates_again_and_is_patient(run_script: RunScript) -> None:
     report = run_script(SCRIPT, "reconnection")
     assert 1 <= report["refused"] <= report["retries"] <= 8
+
+
+def test_a_new_key_ends_no_connection_and_is_used_for_the_next(run_script: RunScript) -> None:
+    report = run_script(SCRIPT, "new_key")
+    assert report["lost"] == 0
+    assert report["said"]["former key"][0] == "NvmeAuthenticationError"
+    assert report["said"]["new key"] == ["none", ""]
+    assert report["refused_state"] != "live"
+    assert report["back_s"] < 30.0, "the next attempt by itself would be later"

@@ -20,4 +20,6 @@ def test_a_real_kernel_is_brought_to_what_is_desired_and_fences_a_writing_host(r
     assert not seen["readmitted"]
     assert seen["moved"] == [True, [], ["1"], 1]
     assert seen["keyed"] == [True, [], True]
+    assert seen["another key"] == [True, 1, True, [0o600, 0o600]]
+    assert seen["read by others"] == ["", "hmac(sha256)\n"], "not the key; what is no secret, they do"
     assert seen["gone"] == [True, [[], [], []]]

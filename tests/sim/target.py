@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from meshfusion.dpu.export.actual import Actual, ActualSubsystem, Connection
-from meshfusion.dpu.export.desired import Export
+from meshfusion.dpu.export.actual import Actual, ActualSubsystem, AllowedHost, Connection
+from meshfusion.dpu.export.desired import Export, Host
 from meshfusion.dpu.export.errors import StepPendingError, TargetUnreachableError
 from meshfusion.dpu.export.nvmet.target import NvmetTarget, check
 from meshfusion.dpu.export.plan import TargetKind
@@ -28,6 +28,7 @@ from meshfusion.dpu.export.steps import (
     RemoveListener,
     RemoveNamespace,
     SetAnaState,
+    SetHostKey,
     Step,
 )
 
@@ -162,8 +163,12 @@ class TargetModel:
             case AddNamespace(_, namespace):
                 there = replace(there, namespaces=there.namespaces | {namespace})
             case AddHost(_, host):
-                there = replace(there, hosts=there.hosts | {(host.nqn, host.key_file is not None)})
-            case AddListener(_, listener):
+                there = replace(there, hosts=there.hosts | {allowed(host)})
+            case SetHostKey(_, host, former_id):
+                before = next(known for known in there.hosts if known.nqn == host.nqn)
+                assert before.key_id == former_id
+                there = replace(there, hosts=there.hosts - {before} | {allowed(host)})
+            case AddListener(_, listener, _):
                 there = replace(there, listeners=there.listeners | {listener})
             case SetAnaState(_, listener):
                 others = frozenset(known for known in there.listeners if known.address != listener.address)
@@ -171,8 +176,8 @@ class TargetModel:
             case RemoveListener(_, address):
                 others = frozenset(known for known in there.listeners if known.address != address)
                 there = replace(there, listeners=others)
-            case RemoveHost(_, host_nqn):
-                there = replace(there, hosts=frozenset(host for host in there.hosts if host[0] != host_nqn))
+            case RemoveHost(_, host_nqn, _):
+                there = replace(there, hosts=frozenset(host for host in there.hosts if host.nqn != host_nqn))
                 self._disconnect(step.nqn, host_nqn)
             case RemoveNamespace(_, nsid):
                 there = self._without_namespace(there, nsid)
@@ -227,6 +232,11 @@ class TargetModel:
     def _may_fail(self) -> None:
         if self.is_down or (not self.is_flawless and self._rng.random() < UNREACHABLE_RATE):
             raise TargetUnreachableError("the target does not answer", next_step="wait")
+
+
+def allowed(host: Host) -> AllowedHost:
+    """As it is reported when it was let in."""
+    return AllowedHost(host.nqn, "" if host.key is None else host.key.id, "" if host.psk is None else host.psk.id)
 
 
 class SpdkOfModel(SpdkTarget):

@@ -74,7 +74,13 @@ def run_service(config: ServiceConfig, *, config_path: Path, ready_as_json: bool
             stop_grace_s=lambda: reloader.running.stop_grace_s,
             reload=reloader.reload,
         )
-        operation = ServedServiceAdmin(gate, version=own_version(), wake=signals.wake, reload=reloader.reload)
+        operation = ServedServiceAdmin(
+            gate,
+            version=own_version(),
+            wake=signals.wake,
+            reload=reloader.reload,
+            replace_keys=pools.replace_keys,
+        )
         events = EventLog()
         door = open_door(config, lambda text: events.tell("certificate_problem", text))
         telemetry = _telemetry(lambda: reloader.running, pools, events)

@@ -23,6 +23,7 @@ from meshfusion.tools.mfctl.doctor_command import doctor
 from meshfusion.tools.mfctl.dpu_commands import dpu
 from meshfusion.tools.mfctl.events_command import events
 from meshfusion.tools.mfctl.exit_codes import EXIT_INTERRUPTED, exit_codes_help
+from meshfusion.tools.mfctl.exports_commands import exports
 from meshfusion.tools.mfctl.image_commands import image
 from meshfusion.tools.mfctl.jbof_commands import jbof
 from meshfusion.tools.mfctl.k8s_commands import k8s
@@ -113,8 +114,11 @@ def mfctl(context: click.Context, /, **access: Any) -> None:
     remember_access(context, access)
 
 
-COMMANDS = (pool, service, chunk, jbof, path, events, trace, top, config, kinds, doctor, support, verify, sim, lab)
-for command in (*COMMANDS, dpu, image, token, audit, plan, connector, k8s, context_group, completion, man):
+COMMANDS = (
+    *(pool, service, chunk, jbof, exports, path, events, trace, top, config, kinds, doctor, support, verify, sim, lab),
+    *(dpu, image, token, audit, plan, connector, k8s, context_group, completion, man),
+)
+for command in COMMANDS:
     mfctl.add_command(command)
 
 meshfusion = RootCommand(

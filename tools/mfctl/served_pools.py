@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING
 
 from meshfusion.dpu.config_changes import tuning_of
 from meshfusion.dpu.drain import Held
 from meshfusion.dpu.progress import Progress
+from meshfusion.jbof.errors import ServiceError
 
 if TYPE_CHECKING:
     from meshfusion.dpu.api.drive_types import DriveAdmin
+    from meshfusion.dpu.api.service_types import KeyChange, ReplacedKey
     from meshfusion.dpu.api.types import ChunkService
     from meshfusion.dpu.config import ServedPool, ServiceConfig
     from meshfusion.dpu.pool import Pool
@@ -64,6 +67,28 @@ class ServedPools:
         :meth:`~meshfusion.dpu.pool.Pool.retune`: those before it are tuned already."""
         for served, pool in self._pools:
             pool.retune(tuning_of(config, served.name))
+
+    def replace_keys(self, pool: str, holder_id: str, wait_s: float) -> tuple[ReplacedKey, ...]:
+        """Of that pool's hosts, or with "" of all pools'; of one holder or all. Raises as
+        :meth:`~meshfusion.dpu.pool.Pool.replace_keys`, and ServiceError for a name that no pool has."""
+        from meshfusion.dpu.api.service_types import ReplacedKey
+
+        meant = self._meant(pool, holder_id)
+        changes: dict[str, KeyChange] = {}
+        with ThreadPoolExecutor(len(meant), "meshfusion-rekey") as each:  # or the first would have all the time
+            for found in each.map(lambda one: one.replace_keys(holder_id, deadline_s=wait_s), meant):
+                changes |= found
+        return tuple(ReplacedKey(holder, change) for holder, change in sorted(changes.items()))
+
+    def _meant(self, pool: str, holder_id: str) -> list[Pool]:
+        """A pool that is not named is the holder's, and without one each; the first tells that nobody has it."""
+        names = {served.name or "": one for served, one in self._pools}
+        if pool and pool not in names:
+            raise ServiceError(
+                f"this service has no pool {pool!r}", next_step=f"name one: {', '.join(filter(None, names)) or 'none'}"
+            )
+        meant = [names[pool]] if pool else list(names.values())
+        return [one for one in meant if one.has_holder(holder_id)] or meant[:1] if holder_id else meant
 
     def announce_service(self, address: str) -> None:
         """Let whoever finds one of the pools in use learn where it is served, and by which name."""

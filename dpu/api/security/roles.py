@@ -58,6 +58,7 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
         "ServiceAdmin.Drain": _ADMIN,
         "ServiceAdmin.Reload": _ADMIN,
         "ServiceAdmin.Stacks": _ADMIN,
+        "ServiceAdmin.ReplaceKeys": _ADMIN,
         "DriveAdmin.Drives": _LOOKS,
         "DriveAdmin.AddDrive": _ADMIN,
         "DriveAdmin.DrainDrive": _ADMIN,

@@ -132,16 +132,18 @@ class Portal(_message.Message):
     def __init__(self, transport: _Optional[str] = ..., address: _Optional[str] = ..., service: _Optional[int] = ...) -> None: ...
 
 class Export(_message.Message):
-    __slots__ = ("subsystem_nqn", "host_nqn", "portals", "host_key")
+    __slots__ = ("subsystem_nqn", "host_nqn", "portals", "host_key", "tls_psk")
     SUBSYSTEM_NQN_FIELD_NUMBER: _ClassVar[int]
     HOST_NQN_FIELD_NUMBER: _ClassVar[int]
     PORTALS_FIELD_NUMBER: _ClassVar[int]
     HOST_KEY_FIELD_NUMBER: _ClassVar[int]
+    TLS_PSK_FIELD_NUMBER: _ClassVar[int]
     subsystem_nqn: str
     host_nqn: str
     portals: _containers.RepeatedCompositeFieldContainer[Portal]
     host_key: str
-    def __init__(self, subsystem_nqn: _Optional[str] = ..., host_nqn: _Optional[str] = ..., portals: _Optional[_Iterable[_Union[Portal, _Mapping[str, object]]]] = ..., host_key: _Optional[str] = ...) -> None: ...
+    tls_psk: str
+    def __init__(self, subsystem_nqn: _Optional[str] = ..., host_nqn: _Optional[str] = ..., portals: _Optional[_Iterable[_Union[Portal, _Mapping[str, object]]]] = ..., host_key: _Optional[str] = ..., tls_psk: _Optional[str] = ...) -> None: ...
 
 class Attachment(_message.Message):
     __slots__ = ("pool_uuid", "holder_id", "epoch", "namespaces", "liveness_path", "lease_ttl_s", "grant_ttl_s", "heartbeat_s", "export", "drives_version")
@@ -304,16 +306,18 @@ class AbortReply(_message.Message):
     def __init__(self) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("holder_id", "epoch", "lease_ids", "reached")
+    __slots__ = ("holder_id", "epoch", "lease_ids", "reached", "host_key_id")
     HOLDER_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     LEASE_IDS_FIELD_NUMBER: _ClassVar[int]
     REACHED_FIELD_NUMBER: _ClassVar[int]
+    HOST_KEY_ID_FIELD_NUMBER: _ClassVar[int]
     holder_id: str
     epoch: int
     lease_ids: _containers.RepeatedScalarFieldContainer[str]
     reached: Reached
-    def __init__(self, holder_id: _Optional[str] = ..., epoch: _Optional[int] = ..., lease_ids: _Optional[_Iterable[str]] = ..., reached: _Optional[_Union[Reached, _Mapping[str, object]]] = ...) -> None: ...
+    host_key_id: str
+    def __init__(self, holder_id: _Optional[str] = ..., epoch: _Optional[int] = ..., lease_ids: _Optional[_Iterable[str]] = ..., reached: _Optional[_Union[Reached, _Mapping[str, object]]] = ..., host_key_id: _Optional[str] = ...) -> None: ...
 
 class Reached(_message.Message):
     __slots__ = ("drives_version", "namespaces")
@@ -324,14 +328,16 @@ class Reached(_message.Message):
     def __init__(self, drives_version: _Optional[int] = ..., namespaces: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class HeartbeatReply(_message.Message):
-    __slots__ = ("lost_lease_ids", "drives_version", "is_draining")
+    __slots__ = ("lost_lease_ids", "drives_version", "is_draining", "host_key")
     LOST_LEASE_IDS_FIELD_NUMBER: _ClassVar[int]
     DRIVES_VERSION_FIELD_NUMBER: _ClassVar[int]
     IS_DRAINING_FIELD_NUMBER: _ClassVar[int]
+    HOST_KEY_FIELD_NUMBER: _ClassVar[int]
     lost_lease_ids: _containers.RepeatedScalarFieldContainer[str]
     drives_version: int
     is_draining: bool
-    def __init__(self, lost_lease_ids: _Optional[_Iterable[str]] = ..., drives_version: _Optional[int] = ..., is_draining: _Optional[bool] = ...) -> None: ...
+    host_key: str
+    def __init__(self, lost_lease_ids: _Optional[_Iterable[str]] = ..., drives_version: _Optional[int] = ..., is_draining: _Optional[bool] = ..., host_key: _Optional[str] = ...) -> None: ...
 
 class DropRequest(_message.Message):
     __slots__ = ("holder_id", "key", "extent", "reason")
@@ -666,6 +672,30 @@ class ReloadReply(_message.Message):
     applied: _containers.RepeatedCompositeFieldContainer[ConfigChange]
     needs_restart: _containers.RepeatedCompositeFieldContainer[ConfigChange]
     def __init__(self, applied: _Optional[_Iterable[_Union[ConfigChange, _Mapping[str, object]]]] = ..., needs_restart: _Optional[_Iterable[_Union[ConfigChange, _Mapping[str, object]]]] = ...) -> None: ...
+
+class ReplaceKeysRequest(_message.Message):
+    __slots__ = ("pool", "holder_id", "wait_s")
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    HOLDER_ID_FIELD_NUMBER: _ClassVar[int]
+    WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    holder_id: str
+    wait_s: float
+    def __init__(self, pool: _Optional[str] = ..., holder_id: _Optional[str] = ..., wait_s: _Optional[float] = ...) -> None: ...
+
+class ReplacedKey(_message.Message):
+    __slots__ = ("holder_id", "change")
+    HOLDER_ID_FIELD_NUMBER: _ClassVar[int]
+    CHANGE_FIELD_NUMBER: _ClassVar[int]
+    holder_id: str
+    change: str
+    def __init__(self, holder_id: _Optional[str] = ..., change: _Optional[str] = ...) -> None: ...
+
+class ReplaceKeysReply(_message.Message):
+    __slots__ = ("keys",)
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    keys: _containers.RepeatedCompositeFieldContainer[ReplacedKey]
+    def __init__(self, keys: _Optional[_Iterable[_Union[ReplacedKey, _Mapping[str, object]]]] = ...) -> None: ...
 
 class StacksRequest(_message.Message):
     __slots__ = ()

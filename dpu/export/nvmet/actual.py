@@ -5,11 +5,12 @@ from __future__ import annotations
 import errno
 from uuid import UUID
 
-from meshfusion.dpu.export.actual import Actual, ActualSubsystem
+from meshfusion.dpu.export.actual import Actual, ActualSubsystem, AllowedHost
 from meshfusion.dpu.export.desired import ANA_GROUP, Address, AnaState, Listener, Namespace
 from meshfusion.dpu.export.errors import StepRefusedError
 from meshfusion.dpu.export.nvmet.configfs import ConfigFs
 from meshfusion.jbof.errors import ConfigError
+from meshfusion.jbof.nvme.auth_keys import key_id
 
 ANA_WORDS = {
     AnaState.OPTIMIZED: "optimized",
@@ -74,7 +75,7 @@ def _subsystem(tree: ConfigFs, nqn: str, ports: dict[str, Listener | str]) -> Ac
         serial=tree.read(f"{folder}/attr_serial").rstrip(),
         allow_any_host=tree.read(f"{folder}/attr_allow_any_host") == "1",
         namespaces=frozenset(namespace for namespace in there if isinstance(namespace, Namespace)),
-        hosts=frozenset((host, _has_key(tree, host)) for host in tree.entries(f"{folder}/allowed_hosts")),
+        hosts=frozenset(AllowedHost(host, _key_id(tree, host)) for host in tree.entries(f"{folder}/allowed_hosts")),
         listeners=frozenset(listener for listener in linked if isinstance(listener, Listener)),
         foreign="; ".join(sorted(oddities)),
         backings=frozenset(tree.read(f"{its_folder}/device_path") for its_folder in folders),
@@ -98,6 +99,7 @@ def _namespace(tree: ConfigFs, folder: str, nsid: int) -> Namespace | str:
         return f"namespace {nsid}: {error}"
 
 
-def _has_key(tree: ConfigFs, host: str) -> bool:
+def _key_id(tree: ConfigFs, host: str) -> str:
     """Kernels without CONFIG_NVME_TARGET_AUTH have no such attribute."""
-    return "dhchap_key" in tree.entries(f"hosts/{host}") and bool(tree.read(f"hosts/{host}/dhchap_key"))
+    text = tree.read(f"hosts/{host}/dhchap_key") if "dhchap_key" in tree.entries(f"hosts/{host}") else ""
+    return key_id(text) if text.strip() else ""

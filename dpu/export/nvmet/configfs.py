@@ -29,6 +29,9 @@ class ConfigFs(Protocol):
     def write(self, path: str, text: str) -> None:
         """An attribute. Can block for as long as the kernel likes."""
 
+    def hide(self, path: str) -> None:
+        """An attribute, from all but its owner, for as long as its folder is there."""
+
     def make(self, folder: str) -> None: ...
 
     def remove(self, folder: str) -> None: ...
@@ -77,6 +80,9 @@ class KernelConfigFs:
                 os.close(descriptor)
 
         self._do(f"write {text[:40]!r} to" if not path.endswith("_key") else "write a key to", path, write)
+
+    def hide(self, path: str) -> None:
+        self._do("hide", path, lambda there: there.chmod(0o600))
 
     def make(self, folder: str) -> None:
         self._do("make", folder, lambda there: there.mkdir())

@@ -11,7 +11,7 @@ import contextlib
 import errno
 from collections.abc import Iterator
 
-from meshfusion.dpu.export.desired import ANA_GROUP, Host, Listener, Namespace
+from meshfusion.dpu.export.desired import ANA_GROUP, Host, HostKey, Listener, Namespace
 from meshfusion.dpu.export.errors import StepRefusedError
 from meshfusion.dpu.export.nvmet.actual import ANA_WORDS, ana_group_path, port_at
 from meshfusion.dpu.export.nvmet.configfs import ConfigFs
@@ -26,6 +26,7 @@ from meshfusion.dpu.export.steps import (
     RemoveListener,
     RemoveNamespace,
     SetAnaState,
+    SetHostKey,
     Step,
 )
 
@@ -43,8 +44,11 @@ def carry_out(tree: ConfigFs, step: Step) -> None:
     match step:
         case DenyAnyHost():
             tree.write(f"{folder}/attr_allow_any_host", "0")
-        case RemoveHost(_, host_nqn):
+        case RemoveHost(_, host_nqn, _):
             _remove_host(tree, folder, host_nqn)
+        case SetHostKey(_, host):
+            assert host.key is not None
+            _set_key(tree, host.nqn, host.key)
         case RemoveListener(nqn, address):
             if (port := port_at(tree, address)) is not None:
                 _unlink_port(tree, port, nqn)
@@ -60,7 +64,7 @@ def carry_out(tree: ConfigFs, step: Step) -> None:
             _add_namespace(tree, f"{folder}/namespaces/{namespace.nsid}", namespace)
         case AddHost(_, host):
             _add_host(tree, folder, host)
-        case AddListener(nqn, listener):
+        case AddListener(nqn, listener, _):
             _add_listener(tree, folder, nqn, listener)
         case SetAnaState(_, listener):
             if (port := port_at(tree, listener.address)) is not None:
@@ -77,17 +81,25 @@ def _add_host(tree: ConfigFs, folder: str, host: Host) -> None:
     there = f"hosts/{host.nqn}"
     with _unless(errno.EEXIST):
         tree.make(there)
-    if host.key_file is not None:
-        try:
-            key = host.key_file.read_text().strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise StepRefusedError(
-                f"key file {host.key_file} cannot be read: {error}",
-                code=getattr(error, "errno", 0) or 0,
-                next_step="check that it exists and who owns it",
-            ) from error
-        tree.write(f"{there}/dhchap_key", key)
+    if host.key is not None:
+        _set_key(tree, host.nqn, host.key)
     tree.link(f"{folder}/allowed_hosts/{host.nqn}", there)
+
+
+def _set_key(tree: ConfigFs, host_nqn: str, key: HostKey) -> None:
+    """Asked for from the next connection on; a controller keeps that with which it came, for all its queues
+    (drivers/nvme/target/auth.c, nvmet_setup_auth)."""
+    try:
+        text = key.file.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise StepRefusedError(
+            f"key file {key.file} cannot be read: {error}",
+            code=getattr(error, "errno", 0) or 0,
+            next_step="check that it exists and who owns it",
+        ) from error
+    attribute = f"hosts/{host_nqn}/dhchap_key"
+    tree.hide(attribute)  # the kernel shows it to every user of this machine (include/linux/configfs.h, CONFIGFS_ATTR)
+    tree.write(attribute, text)
 
 
 def _add_namespace(tree: ConfigFs, folder: str, namespace: Namespace) -> None:

@@ -97,6 +97,8 @@ def check(desired: Export) -> Export:
         (host,) = subsystem.hosts
         if subsystem.nqn != host_subsystem_nqn(desired.nqn_prefix, host.nqn):
             raise _refusal(f"{subsystem.nqn} is not named after its host {host.nqn}")
+        if subsystem.is_secure:
+            raise _refusal(f"{subsystem.nqn} is for TLS, which this version does not set up in the kernel")
         for listener in subsystem.listeners:  # an nvmet port has one ANA state for all subsystems
             if states.setdefault(listener.address, listener.ana_state) != listener.ana_state:
                 raise _refusal(f"{listener.address} would have two ANA states")

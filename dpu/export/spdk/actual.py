@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, TypeVar
 from uuid import UUID
 
-from meshfusion.dpu.export.actual import ActualSubsystem, Connection
+from meshfusion.dpu.export.actual import ActualSubsystem, AllowedHost, Connection
 from meshfusion.dpu.export.desired import ANA_GROUP, Address, AnaState, Listener, Namespace
+from meshfusion.dpu.export.spdk.calls import id_of_key
 from meshfusion.jbof.errors import ConfigError, UnsupportedError
 
 _Thing = TypeVar("_Thing", Namespace, Listener)
@@ -22,8 +24,18 @@ def is_nvm_subsystem(report: Any) -> bool:
     return bool(report["subtype"] == "NVMe")
 
 
-def parse_subsystem(report: Any, listeners: Any, qpairs: Any) -> ActualSubsystem:
-    """From an entry of nvmf_get_subsystems, and its nvmf_subsystem_get_listeners and nvmf_subsystem_get_qpairs."""
+def psks_of(config: Any) -> dict[tuple[str, str], str]:
+    """By (subsystem, host), the name of the key of TLS, from the answer to framework_get_config of "nvmf": nothing else
+    tells it."""
+    calls = (entry["params"] for entry in config if entry.get("method") == "nvmf_subsystem_add_host")
+    return {(call["nqn"], call["host"]): call["psk"] for call in calls if "psk" in call}
+
+
+def parse_subsystem(
+    report: Any, listeners: Any, qpairs: Any, psks: Mapping[tuple[str, str], str] = MappingProxyType({})
+) -> ActualSubsystem:
+    """From an entry of nvmf_get_subsystems, its nvmf_subsystem_get_listeners and nvmf_subsystem_get_qpairs, and
+    :func:`psks_of` all."""
     try:
         oddities: list[str] = []
         return ActualSubsystem(
@@ -31,7 +43,7 @@ def parse_subsystem(report: Any, listeners: Any, qpairs: Any) -> ActualSubsystem
             serial=report["serial_number"],
             allow_any_host=report["allow_any_host"],
             namespaces=frozenset(_each(map(_namespace, report["namespaces"]), oddities)),
-            hosts=frozenset((host["nqn"], "dhchap_key" in host) for host in report["hosts"]),
+            hosts=frozenset(_host(host, psks.get((report["nqn"], host["nqn"]))) for host in report["hosts"]),
             listeners=frozenset(_each(map(_listener, listeners), oddities)),
             connections=frozenset(Connection(pair["hostnqn"], pair["state"] not in _TORN_DOWN) for pair in qpairs),
             foreign="; ".join(oddities),
@@ -50,6 +62,11 @@ def _each(things: Iterable[_Thing | str], oddities: list[str]) -> Iterator[_Thin
             oddities.append(thing)
         else:
             yield thing
+
+
+def _host(report: Any, psk: str | None) -> AllowedHost:
+    chap = id_of_key(report["dhchap_key"]) if "dhchap_key" in report else ""
+    return AllowedHost(report["nqn"], chap, "" if psk is None else id_of_key(psk))
 
 
 def _namespace(report: Any) -> Namespace | str:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from typing import Any
 
-from meshfusion.dpu.export.desired import ANA_GROUP, MAX_NAMESPACES, Address
+from meshfusion.dpu.export.actual import OTHER_KEY
+from meshfusion.dpu.export.desired import ANA_GROUP, KEY_ID, MAX_NAMESPACES, Address, Host, HostKey
 from meshfusion.dpu.export.steps import (
     AddHost,
     AddListener,
@@ -17,6 +19,7 @@ from meshfusion.dpu.export.steps import (
     RemoveListener,
     RemoveNamespace,
     SetAnaState,
+    SetHostKey,
     Step,
 )
 
@@ -26,6 +29,7 @@ MODEL = "MeshFusion"
 
 REQUIRED_METHODS = frozenset(
     {
+        "framework_get_config",
         "framework_wait_init",
         "keyring_file_add_key",
         "keyring_file_remove_key",
@@ -44,6 +48,7 @@ REQUIRED_METHODS = frozenset(
         "nvmf_subsystem_remove_host",
         "nvmf_subsystem_remove_listener",
         "nvmf_subsystem_remove_ns",
+        "nvmf_subsystem_set_keys",
         "spdk_get_version",
     }
 )
@@ -51,11 +56,11 @@ REQUIRED_METHODS = frozenset(
 
 
 def call_of(step: Step) -> Call:
-    """The one RPC that does the step. Keys of :class:`AddHost` must be in the keyring before."""
+    """The one RPC that does the step. The keys of its host must be in the keyring before."""
     match step:
         case DenyAnyHost(nqn):
             return "nvmf_subsystem_allow_any_host", {"nqn": nqn, "allow_any_host": False}
-        case RemoveHost(nqn, host_nqn):
+        case RemoveHost(nqn, host_nqn, _):
             return "nvmf_subsystem_remove_host", {"nqn": nqn, "host": host_nqn}
         case RemoveListener(nqn, address):
             return "nvmf_subsystem_remove_listener", {"nqn": nqn, "listen_address": listen_address(address)}
@@ -82,13 +87,19 @@ def call_of(step: Step) -> Call:
             }
             return "nvmf_subsystem_add_ns", {"nqn": nqn, "namespace": parameters}
         case AddHost(nqn, host):
-            key = {"dhchap_key": key_name(host.nqn)} if host.key_file is not None else {}
-            return "nvmf_subsystem_add_host", {"nqn": nqn, "host": host.nqn, **key}
-        case AddListener(nqn, listener):
+            named = {"dhchap_key": host.key, "psk": host.psk}
+            keys = {name: key_name(host.nqn, key.id) for name, key in named.items() if key is not None}
+            return "nvmf_subsystem_add_host", {"nqn": nqn, "host": host.nqn, **keys}
+        case SetHostKey(nqn, host):
+            assert host.key is not None
+            parameters = {"nqn": nqn, "host": host.nqn, "dhchap_key": key_name(host.nqn, host.key.id)}
+            return "nvmf_subsystem_set_keys", parameters
+        case AddListener(nqn, listener, is_secure):
             return "nvmf_subsystem_add_listener", {
                 "nqn": nqn,
                 "listen_address": listen_address(listener.address),
                 "ana_state": listener.ana_state.value,
+                **({"secure_channel": True} if is_secure else {}),
             }
         case SetAnaState(nqn, listener):
             return "nvmf_subsystem_listener_set_ana_state", {
@@ -96,6 +107,18 @@ def call_of(step: Step) -> Call:
                 "listen_address": listen_address(listener.address),
                 "ana_state": listener.ana_state.value,
             }
+
+
+def plain_listeners(config: Any, address: Address) -> tuple[str, ...]:
+    """NQNs of subsystems that listen at ``address`` without TLS, from the answer to framework_get_config of "nvmf"."""
+    calls = (entry["params"] for entry in config if entry.get("method") == "nvmf_subsystem_add_listener")
+    sought = listen_address(address)
+    return tuple(
+        parameters["nqn"]
+        for parameters in calls
+        if not parameters.get("secure_channel", False)
+        and all(parameters["listen_address"].get(name) == value for name, value in sought.items())
+    )
 
 
 def listen_address(address: Address) -> dict[str, str]:
@@ -107,6 +130,16 @@ def listen_address(address: Address) -> dict[str, str]:
     }
 
 
-def key_name(host_nqn: str) -> str:
-    """Of the host's key in SPDK's keyring, which is one for all subsystems."""
-    return f"mf-{hashlib.sha256(host_nqn.encode()).hexdigest()[:32]}"
+def key_name(host_nqn: str, key_id: str) -> str:
+    """Of a host's key in SPDK's keyring, which is one for all subsystems. It tells which key that is."""
+    return f"mf-{hashlib.sha256(host_nqn.encode()).hexdigest()[:32]}-{key_id}"
+
+
+def id_of_key(name: str) -> str:
+    """That which :func:`key_name` was given; of a name that it never made, as earlier releases did: ``OTHER_KEY``."""
+    found = re.fullmatch(rf"mf-[0-9a-f]{{32}}-({KEY_ID})", name)
+    return found[1] if found else OTHER_KEY
+
+
+def keys_of(host: Host) -> tuple[HostKey, ...]:
+    return tuple(key for key in (host.key, host.psk) if key is not None)

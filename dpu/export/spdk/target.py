@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from meshfusion.dpu.export.actual import Actual, ActualSubsystem
-from meshfusion.dpu.export.desired import Export, Host, Namespace
+from meshfusion.dpu.export.desired import Address, Export, Host, Namespace
 from meshfusion.dpu.export.errors import ExportError, StepRefusedError
 from meshfusion.dpu.export.fence import Confirmed, Fence, NotYet, verdict, withdrawal
 from meshfusion.dpu.export.reconcile import Report, reconcile
-from meshfusion.dpu.export.spdk.actual import is_nvm_subsystem, parse_subsystem
-from meshfusion.dpu.export.spdk.calls import call_of, key_name
+from meshfusion.dpu.export.spdk.actual import is_nvm_subsystem, parse_subsystem, psks_of
+from meshfusion.dpu.export.spdk.calls import call_of, key_name, keys_of, plain_listeners
 from meshfusion.dpu.export.spdk.rpc import SpdkRpc
 from meshfusion.dpu.export.spdk.sizing import Sizing
 from meshfusion.dpu.export.spdk.start import Timeouts, bring_up
-from meshfusion.dpu.export.steps import AddHost, AddNamespace, RemoveHost, Step
+from meshfusion.dpu.export.steps import AddHost, AddListener, AddNamespace, RemoveHost, SetHostKey, Step
 from meshfusion.jbof.errors import UnsupportedError
 
 _LOG = logging.getLogger(__name__)
@@ -101,15 +101,18 @@ class SpdkTarget:
         self._bring_up()
         read_s = self._settings.timeouts.read_s
         reports = [report for report in self._rpc.call("nvmf_get_subsystems", read_s) if is_nvm_subsystem(report)]
+        psks: dict[tuple[str, str], str] = {}
+        if any(subsystem.is_secure for subsystem in desired.subsystems):
+            psks = psks_of(self._rpc.call("framework_get_config", read_s, name="nvmf"))
         return tuple(
-            self._read_managed(report) if desired.manages(report["nqn"]) else self._read_foreign(report)
+            self._read_managed(report, psks) if desired.manages(report["nqn"]) else self._read_foreign(report)
             for report in reports
         )
 
-    def _read_managed(self, report: Any) -> ActualSubsystem:
+    def _read_managed(self, report: Any, psks: dict[tuple[str, str], str]) -> ActualSubsystem:
         read_s, nqn = self._settings.timeouts.read_s, report["nqn"]
         listeners = self._rpc.call("nvmf_subsystem_get_listeners", read_s, nqn=nqn)
-        return parse_subsystem(report, listeners, self._rpc.call("nvmf_subsystem_get_qpairs", read_s, nqn=nqn))
+        return parse_subsystem(report, listeners, self._rpc.call("nvmf_subsystem_get_qpairs", read_s, nqn=nqn), psks)
 
     def _read_foreign(self, report: Any) -> ActualSubsystem:
         """Another pool's, or none of ours. It may be changed or removed meanwhile, and SPDK then refuses to list its
@@ -122,14 +125,18 @@ class SpdkTarget:
         return parse_subsystem(report, (), pairs)
 
     def apply(self, step: Step) -> None:
-        if isinstance(step, AddHost) and step.host.key_file is not None:
-            self._add_key(step.host)
+        if isinstance(step, AddHost | SetHostKey):
+            self._add_keys(step.host)
         if isinstance(step, AddNamespace):
             self._settings.make(self._rpc, step.namespace)
+        if isinstance(step, AddListener) and step.is_secure:
+            self._check_secure(step.listener.address)
         method, parameters = call_of(step)
         self._rpc.call(method, self._settings.timeouts.change_s, **parameters)
         if isinstance(step, RemoveHost):
-            self._drop_key(step.host_nqn)
+            self._drop_keys(step.host_nqn, step.key_ids)
+        if isinstance(step, SetHostKey):
+            self._drop_keys(step.host.nqn, (step.former_id,))
         _LOG.info("applied %s", step)
 
     def _bring_up(self) -> None:
@@ -152,15 +159,29 @@ class SpdkTarget:
                 if not tries_left:
                     raise
 
-    def _add_key(self, host: Host) -> None:
+    def _add_keys(self, host: Host) -> None:
         change_s = self._settings.timeouts.change_s
-        try:
-            self._rpc.call("keyring_file_add_key", change_s, name=key_name(host.nqn), path=str(host.key_file))
-        except StepRefusedError as error:
-            if error.code != KEY_EXISTS:  # it does after a step whose answer was lost; a host's key never changes
-                raise
+        for key in keys_of(host):
+            try:
+                self._rpc.call("keyring_file_add_key", change_s, name=key_name(host.nqn, key.id), path=str(key.file))
+            except StepRefusedError as error:
+                if error.code != KEY_EXISTS:  # it does after a step whose answer was lost
+                    raise
 
-    def _drop_key(self, host_nqn: str) -> None:
-        """So that the keyring does not grow with every incarnation. One that is left over does no harm."""
-        with contextlib.suppress(StepRefusedError):  # most have none
-            self._rpc.call("keyring_file_remove_key", self._settings.timeouts.change_s, name=key_name(host_nqn))
+    def _check_secure(self, address: Address) -> None:
+        """SPDK has one socket for an address, which is as the first who listened there wanted it: to whoever comes
+        later and wants TLS it says that all is well (lib/nvmf/transport.c, spdk_nvmf_transport_listen)."""
+        config = self._rpc.call("framework_get_config", self._settings.timeouts.read_s, name="nvmf")
+        if plain := plain_listeners(config, address):
+            raise StepRefusedError(
+                f"port {address.service} of {address.ip} is not for TLS: {', '.join(plain)} listens there without it",
+                code=0,
+                next_step="give TLS a port of its own in exports.portals, or have the other one removed",
+            )
+
+    def _drop_keys(self, host_nqn: str, key_ids: Iterable[str]) -> None:
+        """So that the keyring does not grow with every incarnation and key. One that is left over does no harm."""
+        for key_id in key_ids:
+            with contextlib.suppress(StepRefusedError):  # it may have been dropped, and this answer lost
+                name = key_name(host_nqn, key_id)
+                self._rpc.call("keyring_file_remove_key", self._settings.timeouts.change_s, name=name)

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -92,6 +93,8 @@ class PathSlot:
 
     def follow(self, attachment: Attachment | None, *, is_writing: bool) -> None:
         """``is_writing``: under the former attachment; its path stays until that has ended."""
+        if attachment is not None:
+            self._take_key(attachment)
         if attachment is None or self._opening is not None:
             return
         former = self._attachment
@@ -109,6 +112,19 @@ class PathSlot:
             self._leave_pool()
         if time.monotonic() >= self._retry_from_s:
             self._opening = _Opening(attachment, self._open_path)
+
+    def _take_key(self, attachment: Attachment) -> None:
+        """The same incarnation may be given another key, also while it writes: its path needs it to connect again."""
+        mine = self._attachment
+        if mine is None or mine.holder_id != attachment.holder_id or mine.export == attachment.export:
+            return
+        export = attachment.export
+        if self._path is not None and export is not None and export.host_key:
+            try:
+                self._path.take_key(export.host_key)
+            except MeshFusionError as error:  # the path goes on, with the key that it has
+                logger.error("a new key is of no use: %s", error.message)
+        self._attachment = replace(mine, export=export)
 
     def _follow_drives(self, attachment: Attachment) -> None:
         """Of a target: those that have come are proven over the path that is in use, those that have gone are left.
@@ -134,7 +150,9 @@ class PathSlot:
         if isinstance(following.result, MeshFusionError):
             logger.error("none of the pool's drives is reached as it is now: %s", following.result)
         elif following.result is self._path:
-            former, self._attachment = self._attachment, following.attachment
+            former, now_told = self._attachment, following.attachment
+            # A key that came meanwhile stays.
+            self._attachment = now_told if former is None else replace(now_told, export=former.export)
             now = _state_of(following.result, following.attachment)
             has_changed = former is None or former.drives_version != following.attachment.drives_version
             if has_changed or now.reached != self._reached:

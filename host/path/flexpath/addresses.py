@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from meshfusion.host.path.flexpath.link import OnEvent, PathInitiator, PathSpec
+from meshfusion.host.path.flexpath.link import CurrentKey, OnEvent, PathInitiator, PathSpec
 from meshfusion.host.path.flexpath.locality import SYSFS, Distance, gpu_distance
 from meshfusion.jbof.nvme.initiator import connect
 
@@ -42,11 +42,13 @@ def path_specs(
     host_nqn: str,
     host_id: uuid.UUID,
     *,
+    key: CurrentKey | None = None,
     gpu_pci_address: str | None = None,
     sysfs: Path = SYSFS,
     **settings: Any,
 ) -> list[PathSpec]:
-    """``gpu_pci_address``: whose memory is moved; without it all paths are equally near. ``settings``: more of
+    """``key``: with which a path that is opened authenticates itself. ``gpu_pci_address``: whose memory is moved;
+    without it all paths are equally near. ``settings``: more of
     :class:`~meshfusion.jbof.nvme.settings.ControllerSettings`, and of
     :func:`~meshfusion.jbof.nvme.initiator.connect`.
 
@@ -61,7 +63,7 @@ def path_specs(
             distance = Distance.UNKNOWN if is_routed else gpu_distance(gpu_pci_address, address.net_device, sysfs=sysfs)
             logger.info("path %s: %s to the GPU at %s", address.name, distance.name, gpu_pci_address)
             weight = distance.weight
-        specs.append(PathSpec(address.name, _Opener(address, subsystem_nqn, host_nqn, host_id, options), weight))
+        specs.append(PathSpec(address.name, _Opener(address, subsystem_nqn, host_nqn, host_id, key, options), weight))
     return specs
 
 
@@ -71,9 +73,11 @@ class _Opener:
     subsystem_nqn: str
     host_nqn: str
     host_id: uuid.UUID
+    key: CurrentKey | None
     options: dict[str, Any]
 
     def __call__(self, on_event: OnEvent) -> PathInitiator:
+        options = self.options if self.key is None else {**self.options, "host_key": self.key.secret}
         return connect(
             self.address.portal,
             self.address.service,
@@ -82,5 +86,5 @@ class _Opener:
             self.host_id,
             source_address=self.address.source_address,
             on_event=on_event,
-            **self.options,
+            **options,
         )

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from meshfusion.host.path.flexpath.regions import SharedRegion
 from meshfusion.host.path.rdma import NamespaceInitiator
 from meshfusion.jbof.errors import MeshFusionError, UnsupportedError
+from meshfusion.jbof.nvme.auth_keys import Secret
 from meshfusion.jbof.nvme.controller_effects import ControllerEvent
 from meshfusion.jbof.nvme.inventory import Inventory
 from meshfusion.jbof.nvme.memory import RegisteredRegion
@@ -24,6 +26,15 @@ class PathInitiator(NamespaceInitiator, Protocol):
 
     @property
     def inventory(self) -> Inventory: ...
+
+    def use_key(self, host_key: Secret) -> None: ...
+
+
+@dataclass(slots=True, eq=False)
+class CurrentKey:
+    """With which this host authenticates itself now, None: with none. Read by whoever connects, on any thread."""
+
+    secret: Secret | None = None
 
 
 class PathSpec(NamedTuple):

@@ -6,10 +6,11 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 
-from meshfusion.host.path.flexpath.link import Link, PathInitiator, PathSpec, check_descriptors
+from meshfusion.host.path.flexpath.link import CurrentKey, Link, PathInitiator, PathSpec, check_descriptors
 from meshfusion.host.path.flexpath.regions import SharedRegion
 from meshfusion.host.path.flexpath.requests import NoPathError
 from meshfusion.jbof.errors import MeshFusionError
+from meshfusion.jbof.nvme.auth_keys import Secret
 from meshfusion.jbof.nvme.controller_effects import ControllerEvent
 from meshfusion.jbof.nvme.registration import MemoryRange
 
@@ -19,7 +20,8 @@ logger = logging.getLogger("meshfusion.path")
 class Links:
     """``on_event`` is called on threads of initiators and must not wait; ``on_joined`` when a path can be used.
 
-    ``wait_until_unused`` returns when nobody uses an initiator any more that :meth:`initiator` does not tell.
+    ``wait_until_unused`` returns when nobody uses an initiator any more that :meth:`initiator` does not tell. ``key``:
+    what ``paths`` open with.
     """
 
     def __init__(
@@ -30,7 +32,9 @@ class Links:
         wait_until_unused: Callable[[], None],
         *,
         retry_s: float,
+        key: CurrentKey,
     ) -> None:
+        self._key = key
         self._links = [Link(path, spec, on_event) for path, spec in enumerate(paths)]
         self._on_joined = on_joined
         self._wait_until_unused = wait_until_unused
@@ -73,6 +77,13 @@ class Links:
     def give_up(self, path: int) -> None:
         """Its initiator does not try any more: another one will be opened."""
         self._links[path].is_given_up = True
+
+    def use_key(self, host_key: Secret) -> None:
+        """For what connects from now on, also of paths that are there. Waits for nobody."""
+        self._key.secret = host_key  # first: who joins meanwhile takes it from there
+        for link in self._links:
+            if (initiator := link.initiator) is not None:
+                initiator.use_key(host_key)
 
     def register(self, memory: MemoryRange, *, writable: bool, owner: object) -> SharedRegion:
         """With every path, also those to come. Raises what one that is there raises; none can reach it then."""
@@ -140,6 +151,8 @@ class Links:
                 if self._closing.is_set():
                     raise NoPathError("the paths are closed", next_step="Nothing, if the engine is shutting down.")
                 link.initiator, link.error, link.is_given_up = initiator, None, False
+            if self._key.secret is not None:
+                initiator.use_key(self._key.secret)  # it may have begun with the one before
         except MeshFusionError as error:
             link.failed(error)
             _close(link, initiator)

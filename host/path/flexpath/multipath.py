@@ -15,7 +15,7 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from meshfusion.host.path.flexpath.flushing import Flushing
-from meshfusion.host.path.flexpath.link import PathSpec
+from meshfusion.host.path.flexpath.link import CurrentKey, PathSpec
 from meshfusion.host.path.flexpath.links import Links
 from meshfusion.host.path.flexpath.pieces import Piece, Whole, pieces_of
 from meshfusion.host.path.flexpath.regions import parts_on
@@ -26,6 +26,7 @@ from meshfusion.host.path.flexpath.serial import Serial
 from meshfusion.host.path.flexpath.settings import SpreadSettings
 from meshfusion.host.path.flexpath.spread import Effects, Spread
 from meshfusion.jbof.errors import ConfigError, MediaError, MeshFusionError
+from meshfusion.jbof.nvme.auth_keys import Secret
 from meshfusion.jbof.nvme.controller import not_connected
 from meshfusion.jbof.nvme.controller_effects import (
     Connected,
@@ -75,11 +76,17 @@ class Multipath:
     """Keeps :class:`~meshfusion.host.path.rdma.NamespaceInitiator`. It owns what ``paths`` open.
 
     Paths that cannot be opened now, or are given up by their initiator later, are tried again every ``retry_s``.
+    ``key``: with which ``paths`` are opened, where they authenticate.
     Raises :class:`~meshfusion.host.path.flexpath.requests.NoPathError` if none can be opened.
     """
 
     def __init__(
-        self, paths: Sequence[PathSpec], settings: SpreadSettings | None = None, *, retry_s: float = RETRY_S
+        self,
+        paths: Sequence[PathSpec],
+        settings: SpreadSettings | None = None,
+        *,
+        retry_s: float = RETRY_S,
+        key: CurrentKey | None = None,
     ) -> None:
         settings = settings or SpreadSettings()
         self._piece_bytes = settings.piece_bytes
@@ -90,7 +97,9 @@ class Multipath:
         self._namespaces = SameNamespaces()  # of whoever is at work
         self._is_over = threading.Event()
         self._when_closed: list[Callable[[], None]] = []
-        self._links = Links(paths, self._on_event, self._on_joined, self._wait_for_turn, retry_s=retry_s)
+        self._links = Links(
+            paths, self._on_event, self._on_joined, self._wait_for_turn, retry_s=retry_s, key=key or CurrentKey()
+        )
         self._flushing = Flushing(self._links)
         self._links.open()
         threading.Thread(target=self._tick_loop, name="flexpath-tick", daemon=True).start()
@@ -118,6 +127,10 @@ class Multipath:
         """They are used again. Raises as :meth:`disable` does."""
         for path in self._named(name):
             self._tasks.put(_Task(partial(self._spread.enable, path=path)))
+
+    def use_key(self, host_key: Secret) -> None:
+        """Authenticate with this key whenever a path connects anew. What is connected stays so."""
+        self._links.use_key(host_key)
 
     def when_closed(self, call: Callable[[], None]) -> None:
         """``call`` at the end of :meth:`close`."""

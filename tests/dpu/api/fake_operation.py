@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from meshfusion.dpu.api.service_types import DrainRequest, Phase, ReloadReport, ServiceState
+from meshfusion.dpu.api.service_types import (
+    DrainRequest,
+    Phase,
+    ReloadReport,
+    ReplacedKey,
+    ReplaceKeysRequest,
+    ServiceState,
+)
 
 
 class FakeOperation:
@@ -16,6 +23,9 @@ class FakeOperation:
 
     def reload(self, *, deadline_s: float) -> ReloadReport:
         return ReloadReport((), ())
+
+    def replace_keys(self, request: ReplaceKeysRequest, *, deadline_s: float) -> tuple[ReplacedKey, ...]:
+        return ()
 
     def stacks(self, *, deadline_s: float) -> str:
         return "MainThread"

@@ -31,18 +31,23 @@ STATE = st.builds(
 TEXT = st.text(max_size=30)
 CHANGES = st.lists(st.builds(t.ConfigChange, st.text(min_size=1, max_size=30), TEXT, TEXT), max_size=4).map(tuple)
 RELOADED = t.ReloadReport((t.ConfigChange("log.level", "info", "debug"),), ())
+REPLACED = (t.ReplacedKey("one", t.KeyChange.DONE), t.ReplacedKey("two", t.KeyChange.UNABLE))
 ONE = t.ServiceState("1.2", 77, 3.5, t.Phase.DRAINING, 12.5, 3, 4)
 
 
 class FakeAdmin:
     def __init__(self) -> None:
-        self.calls: list[t.DrainRequest] = []
+        self.calls: list[t.DrainRequest | t.ReplaceKeysRequest] = []
 
     def state(self, *, deadline_s: float) -> t.ServiceState:
         return ONE
 
     def reload(self, *, deadline_s: float) -> t.ReloadReport:
         return RELOADED
+
+    def replace_keys(self, request: t.ReplaceKeysRequest, *, deadline_s: float) -> tuple[t.ReplacedKey, ...]:
+        self.calls.append(request)
+        return REPLACED
 
     def stacks(self, *, deadline_s: float) -> str:
         return "thread 1 main\n"
@@ -84,6 +89,24 @@ def test_seconds_that_are_none_are_refused(field: str, value: float) -> None:
         codec.drain_request_from_pb(pb.DrainRequest(**{field: value}))
 
 
+KEYS = st.lists(st.builds(t.ReplacedKey, st.text(min_size=1, max_size=30), st.sampled_from(t.KeyChange)), max_size=4)
+
+
+@given(st.builds(t.ReplaceKeysRequest, TEXT, TEXT, st.floats(0, 1e5)), KEYS.map(tuple))
+def test_what_became_of_keys_arrives(request: t.ReplaceKeysRequest, keys: tuple[t.ReplacedKey, ...]) -> None:
+    wire = codec.replace_keys_request_to_pb(request).SerializeToString()
+    assert codec.replace_keys_request_from_pb(pb.ReplaceKeysRequest.FromString(wire)) == request
+    wire = codec.replaced_keys_to_pb(keys).SerializeToString()
+    assert codec.replaced_keys_from_pb(pb.ReplaceKeysReply.FromString(wire)) == keys
+
+
+def test_what_is_no_answer_about_keys_is_refused() -> None:
+    with pytest.raises(MalformedMessageError, match=r"change is 'melted', which this version does not know"):
+        codec.replaced_keys_from_pb(pb.ReplaceKeysReply(keys=[pb.ReplacedKey(holder_id="one", change="melted")]))
+    with pytest.raises(MalformedMessageError, match=r"keys.holder_id is empty"):
+        codec.replaced_keys_from_pb(pb.ReplaceKeysReply(keys=[pb.ReplacedKey(change="done")]))
+
+
 def test_a_phase_of_another_version_is_refused() -> None:
     with pytest.raises(MalformedMessageError, match=r"phase is 'asleep', which this version does not know"):
         codec.service_state_from_pb(pb.ServiceState(version="1", phase="asleep"))
@@ -98,7 +121,8 @@ def test_every_call_over_a_socket(tmp_path: Path) -> None:
         assert admin.drain(t.DrainRequest(60.0, 1.5), deadline_s=5.0) == ONE
         assert admin.reload(deadline_s=5.0) == RELOADED
         assert admin.stacks(deadline_s=5.0) == "thread 1 main\n"
-        assert fake.calls == [t.DrainRequest(60.0, 1.5)]
+        assert admin.replace_keys(t.ReplaceKeysRequest("red", "one", 2.5), deadline_s=5.0) == REPLACED
+        assert fake.calls == [t.DrainRequest(60.0, 1.5), t.ReplaceKeysRequest("red", "one", 2.5)]
     finally:
         admin.close()
         server.stop(0.0)

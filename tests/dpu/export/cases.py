@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import uuid
+import zlib
+from pathlib import Path
 
-from meshfusion.dpu.export.desired import Address, AnaState, Export, Host, Listener, Namespace
+from meshfusion.dpu.export.desired import Address, AnaState, Export, Host, HostKey, Listener, Namespace
 from meshfusion.dpu.export.layout import Tenant, one_subsystem_per_tenant
+from meshfusion.jbof.nvme.auth_keys import key_id
 
 PREFIX = "nqn.2026-11.io.meshfusion:test"
 PORT = 4427
@@ -29,6 +33,24 @@ def tenant(name: str, backings: str, hosts: str) -> Tenant:
         frozenset(namespace(nsid, backing) for nsid, backing in enumerate(backings.split(), start=1)),
         frozenset(Host(host_nqn(host)) for host in hosts.split()),
     )
+
+
+def chap_text(number: int) -> str:
+    """A key of DH-HMAC-CHAP as files have it (NVMe Base Specification 2.0, 8.13.5.8): 32 bytes and their CRC-32."""
+    secret = bytes([number]) * 32
+    return f"DHHC-1:00:{base64.b64encode(secret + zlib.crc32(secret).to_bytes(4, 'little')).decode()}:"
+
+
+def psk_text(number: int) -> str:
+    """A key of TLS as files have it (NVMe/TCP Transport Specification 1.0, 3.6.1.5): 32 bytes and their CRC-32."""
+    secret = bytes([number]) * 32
+    return f"NVMeTLSkey-1:01:{base64.b64encode(secret + zlib.crc32(secret).to_bytes(4, 'little')).decode()}:"
+
+
+def key_file(path: Path, text: str) -> HostKey:
+    path.touch(mode=0o600)
+    path.write_text(text)
+    return HostKey(path, key_id(text))
 
 
 def export(*tenants: Tenant, listener: Listener = TCP, fenced: str = "") -> Export:

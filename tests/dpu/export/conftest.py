@@ -27,7 +27,11 @@ class Spdk(Protocol):
 
     def restart(self) -> None: ...
 
-    def connect_host(self, nqn: str, host_nqn: str) -> None: ...
+    def connect_host(self, nqn: str, host_nqn: str, *, key: Path | None = None, psk: Path | None = None) -> None:
+        """``key``: the file of that with which it authenticates itself; ``psk``: of that of TLS."""
+
+    def can_read(self, nqn: str, host_nqn: str, *, key: Path | None = None, psk: Path | None = None) -> bool:
+        """Or is refused when it connects."""
 
     def slow_down(self, bdev: str, host_nqn: str) -> None:
         """This host's next writes to the bdev stay under way for longer than SPDK waits when it removes a host."""
@@ -49,9 +53,13 @@ class FakeRig:
     def restart(self) -> None:
         self.rpc.process = FakeSpdk()
 
-    def connect_host(self, nqn: str, host_nqn: str) -> None:
+    def connect_host(self, nqn: str, host_nqn: str, *, key: Path | None = None, psk: Path | None = None) -> None:
         assert self.rpc.process is not None
-        self.rpc.process.connect_host(nqn, host_nqn)
+        self.rpc.process.connect_host(nqn, host_nqn, key, psk)
+
+    def can_read(self, nqn: str, host_nqn: str, *, key: Path | None = None, psk: Path | None = None) -> bool:
+        assert self.rpc.process is not None
+        return self.rpc.process.lets_in(nqn, host_nqn, key, psk)
 
     def slow_down(self, bdev: str, host_nqn: str) -> None:
         assert self.rpc.process is not None

@@ -49,6 +49,7 @@ class FakeKernel:
     def reboot(self) -> None:
         self.subsystems: dict[str, FakeSubsystem] = {}
         self.hosts: dict[str, str] = {}
+        self.hidden: set[str] = set()  # hosts whose key is not for every user of the machine
         self.ports: dict[str, FakePort] = {}
         self.connected: set[tuple[str, str]] = set()
 
@@ -117,6 +118,9 @@ class FakeKernel:
     def write(self, path: str, text: str) -> None:
         self._change("write", path, lambda: self._write(path.split("/"), text))
 
+    def hide(self, path: str) -> None:
+        self._change("hide", path, lambda: self._hide(path.split("/")))
+
     def make(self, folder: str) -> None:
         self._change("make", folder, lambda: self._make(folder.split("/")))
 
@@ -170,7 +174,16 @@ class FakeKernel:
             case ["hosts", nqn, "dhchap_key"]:
                 require(text.startswith("DHHC-1:"), errno.EINVAL)
                 require(nqn in self.hosts, errno.ENOENT)
+                assert nqn in self.hidden, "every user of the machine could read it"
                 self.hosts[nqn] = text
+            case _:
+                raise AssertionError(path)
+
+    def _hide(self, path: list[str]) -> None:
+        match path:
+            case ["hosts", nqn, "dhchap_key"]:
+                require(nqn in self.hosts, errno.ENOENT)
+                self.hidden.add(nqn)
             case _:
                 raise AssertionError(path)
 
@@ -217,6 +230,7 @@ class FakeKernel:
             case ["hosts", nqn]:
                 require(not any(nqn in subsystem.hosts for subsystem in self.subsystems.values()), errno.EBUSY)
                 del self.hosts[nqn]
+                self.hidden.discard(nqn)
             case ["ports", port]:
                 require(not self.ports[port].subsystems, errno.ENOTEMPTY)
                 del self.ports[port]

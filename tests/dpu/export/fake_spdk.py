@@ -64,12 +64,27 @@ class FakeSpdk:
             for namespace in subsystem.namespaces.values()
         }
 
-    def connect_host(self, nqn: str, host_nqn: str) -> None:
-        """As an initiator would; asserts that it is let in."""
+    def lets_in(self, nqn: str, host_nqn: str, key: Path | None, psk: Path | None = None) -> bool:
+        """``key``, ``psk``: the files of those that the host has. What SPDK wants stands in the file when it is asked,
+        of TLS when the host was added."""
         subsystem = self.subsystems[nqn]
-        assert subsystem.allow_any_host or host_nqn in subsystem.hosts
-        assert subsystem.listeners
-        subsystem.pairs += [Pair(host_nqn, 0), Pair(host_nqn, 1)]
+        known = subsystem.psks.get(host_nqn)
+        is_secure = bool(subsystem.secure)
+        if is_secure != (psk is not None):
+            return False
+        if psk is not None and (known is None or Path(self.keys[known]).read_text() != psk.read_text()):
+            return False
+        if not subsystem.listeners or not (subsystem.allow_any_host or host_nqn in subsystem.hosts):
+            return False
+        wanted = subsystem.hosts.get(host_nqn)
+        return wanted is None or (key is not None and Path(self.keys[wanted]).read_text() == key.read_text())
+
+    def connect_host(self, nqn: str, host_nqn: str, key: Path | None = None, psk: Path | None = None) -> None:
+        """As an initiator would; asserts that it is let in."""
+        assert self.lets_in(nqn, host_nqn, key, psk)
+        subsystem = self.subsystems[nqn]
+        controller = 1 + max((pair.controller for pair in subsystem.pairs), default=0)
+        subsystem.pairs += [Pair(host_nqn, 0, controller=controller), Pair(host_nqn, 1, controller=controller)]
 
     def finish(self, host_nqn: str) -> None:
         """The host's requests in flight end."""
@@ -238,14 +253,33 @@ class FakeSpdk:
             raise INVALID
         return True
 
+    def _framework_get_config(self, name: str) -> Any:
+        assert name == "nvmf"
+        return [entry for there in self.subsystems.values() for entry in there.config()]
+
     # -- hosts and listeners ------------------------------------------------------------------------------------------
 
-    def _nvmf_subsystem_add_host(self, nqn: str, host: str, dhchap_key: str | None = None) -> Any:
+    def _nvmf_subsystem_add_host(
+        self, nqn: str, host: str, dhchap_key: str | None = None, psk: str | None = None
+    ) -> Any:
         subsystem = self._subsystem(nqn)
         if dhchap_key is not None and dhchap_key not in self.keys:
             raise INVALID
+        if psk is not None and psk not in self.keys:
+            raise INTERNAL
         if host in subsystem.hosts:
             raise INTERNAL
+        subsystem.hosts[host] = dhchap_key
+        if psk is not None:
+            subsystem.psks[host] = psk
+        return True
+
+    def _nvmf_subsystem_set_keys(self, nqn: str, host: str, dhchap_key: str | None = None) -> Any:
+        subsystem = self._subsystem(nqn)
+        if dhchap_key is not None and dhchap_key not in self.keys:
+            raise INVALID
+        if host not in subsystem.hosts:
+            raise Fault(-22, "Invalid argument")
         subsystem.hosts[host] = dhchap_key
         return True
 
@@ -254,6 +288,7 @@ class FakeSpdk:
         if host not in subsystem.hosts:
             raise INTERNAL
         del subsystem.hosts[host]
+        subsystem.psks.pop(host, None)
         for pair in subsystem.pairs:
             if pair.host_nqn == host:
                 pair.state = "deactivating"
@@ -267,15 +302,19 @@ class FakeSpdk:
 
     def _nvmf_subsystem_get_qpairs(self, nqn: str) -> Any:
         return [
-            {"cntlid": 1, "qid": pair.qid, "state": pair.state, "thread": "nvmf_tgt_poll_group_000"}
+            {"cntlid": pair.controller, "qid": pair.qid, "state": pair.state, "thread": "nvmf_tgt_poll_group_000"}
             | {"hostnqn": pair.host_nqn}
             for pair in self._subsystem(nqn).pairs
         ]
 
-    def _nvmf_subsystem_add_listener(self, nqn: str, listen_address: dict[str, str], ana_state: str) -> Any:
+    def _nvmf_subsystem_add_listener(
+        self, nqn: str, listen_address: dict[str, str], ana_state: str, secure_channel: bool = False
+    ) -> Any:
         subsystem = self._subsystem(nqn)
         if subsystem.listener(listen_address) >= 0 or listen_address["trtype"] not in self.transports:
             raise INVALID
+        if secure_channel:
+            subsystem.secure.add(listen_address["trsvcid"])
         subsystem.listeners.append((listen_address, ana_state))
         return True
 

@@ -21,6 +21,7 @@ class Pair:
     host_nqn: str
     qid: int
     state: str = "enabled"
+    controller: int = 1
 
 
 @dataclass
@@ -32,12 +33,31 @@ class FakeSubsystem:
     allow_any_host: bool
     namespaces: dict[int, dict[str, Any]] = field(default_factory=dict)
     hosts: dict[str, str | None] = field(default_factory=dict)
+    psks: dict[str, str] = field(default_factory=dict)
+    secure: set[str] = field(default_factory=set)  # ports whose listener was asked for with TLS
     listeners: list[tuple[dict[str, str], str]] = field(default_factory=list)
     pairs: list[Pair] = field(default_factory=list)
 
     def listener(self, address: dict[str, str]) -> int:
         """Its index; -1 when it is not there."""
         return next((index for index, (there, _) in enumerate(self.listeners) if there == address), -1)
+
+    def config(self) -> list[dict[str, Any]]:
+        """What of framework_get_config is used: the calls that would make hosts and listeners anew."""
+        hosts = [
+            {"nqn": self.nqn, "host": nqn}
+            | ({"dhchap_key": key} if key is not None else {})
+            | ({"psk": self.psks[nqn]} if nqn in self.psks else {})
+            for nqn, key in reversed(self.hosts.items())
+        ]
+        listeners = [
+            {"nqn": self.nqn, "listen_address": address, "secure_channel": address["trsvcid"] in self.secure}
+            for address, _ in self.listeners
+        ]
+        return [
+            *({"method": "nvmf_subsystem_add_host", "params": parameters} for parameters in hosts),
+            *({"method": "nvmf_subsystem_add_listener", "params": parameters} for parameters in listeners),
+        ]
 
     def report(self) -> dict[str, Any]:
         return {

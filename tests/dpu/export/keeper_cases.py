@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import uuid
 from collections.abc import Callable
@@ -28,7 +29,8 @@ SILENCE_S = PoolOptions().holder_silence_s
 class Rig:
     """One pool, its target's kernel, and a clock that tests turn."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, key_lifetime_s: float = math.inf) -> None:
+        self.key_lifetime_s = key_lifetime_s
         self.path = folder / "pool"
         make_pool(self.path)
         self.data = str((self.path / "data").resolve())
@@ -38,7 +40,8 @@ class Rig:
         self.pool = self.open()
 
     def open(self) -> Pool:
-        self.pool = Pool.open(self.path, clock=lambda: self.now_s, exports=partial(keeper, self.kernel, self.prefix))
+        exports = partial(keeper, self.kernel, self.prefix, key_lifetime_s=self.key_lifetime_s)
+        self.pool = Pool.open(self.path, clock=lambda: self.now_s, exports=exports)
         return self.pool
 
     def attach(self, incarnation: str, *, deadline_s: float = DEADLINE_S) -> api.Attachment:
@@ -64,7 +67,14 @@ class Rig:
         return {host.rsplit(":", 1)[1] for host, device in self.kernel.reachable() if device == self.data}
 
 
-def keeper(kernel: FakeKernel, prefix: str | None, pool_uuid: uuid.UUID, layout: PoolLayout) -> ExportKeeper:
+def keeper(
+    kernel: FakeKernel,
+    prefix: str | None,
+    pool_uuid: uuid.UUID,
+    layout: PoolLayout,
+    *,
+    key_lifetime_s: float = math.inf,
+) -> ExportKeeper:
     plan = ExportPlan(
         TargetKind.NVMET,
         nqn_prefix_of(pool_uuid, prefix),
@@ -73,7 +83,8 @@ def keeper(kernel: FakeKernel, prefix: str | None, pool_uuid: uuid.UUID, layout:
         frozenset(map(Listener, PORTALS)),
         keys=HostKeys(layout.holders),
     )
-    return ExportKeeper(NvmetTarget(kernel, plan.export(()), patience_s=0.1), plan, period_s=0.05)
+    target = NvmetTarget(kernel, plan.export(()), patience_s=0.1)
+    return ExportKeeper(target, plan, period_s=0.05, key_lifetime_s=key_lifetime_s)
 
 
 def until(condition: Callable[[], bool]) -> None:

@@ -20,7 +20,7 @@ class RealSpdk:
     def __init__(self, binary: Path, folder: Path) -> None:
         self._binary, self._folder = binary, folder
         self._socket = folder / "spdk.sock"
-        self._hosts: dict[str, subprocess.Popen[bytes]] = {}
+        self._hosts: list[subprocess.Popen[bytes]] = []
         self._target = self._start()
         self.rpc = SpdkClient(self._socket)
 
@@ -29,21 +29,47 @@ class RealSpdk:
         self._target.wait()
         self._target = self._start()
 
-    def connect_host(self, nqn: str, host_nqn: str, *, start_s: float = START_S) -> None:
+    def connect_host(
+        self,
+        nqn: str,
+        host_nqn: str,
+        *,
+        key: Path | None = None,
+        psk: Path | None = None,
+        start_s: float = START_S,
+    ) -> None:
         """It writes until it is cut off. Returns when it has its queues."""
-        where = f"trtype:TCP adrfam:IPv4 traddr:127.0.0.1 trsvcid:{PORT} subnqn:{nqn} hostnqn:{host_nqn}"
-        command = [self._binary.parent / "spdk_nvme_perf", "--no-huge", "-s", "256", "-q", "4", "-o", "4096"]
-        with (self._folder / f"perf-{len(self._hosts)}.log").open("wb") as log:
-            self._hosts[host_nqn] = subprocess.Popen(
-                [*map(str, command), "-w", "randwrite", "-t", "300", "-c", "0x2", "-r", where], stdout=log, stderr=log
-            )
+        before = self._queue_count(nqn, host_nqn)
+        self._perf(nqn, host_nqn, key, psk, work="randwrite", run_s=300)
         deadline_s = time.monotonic() + start_s
-        while not any(
-            pair["hostnqn"] == host_nqn and pair["qid"] > 0
-            for pair in self.rpc.call("nvmf_subsystem_get_qpairs", START_S, nqn=nqn)
-        ):
+        while self._queue_count(nqn, host_nqn) <= before:
             assert time.monotonic() < deadline_s, f"{host_nqn} has no I/O queue"
             time.sleep(0.1)
+
+    def can_read(self, nqn: str, host_nqn: str, *, key: Path | None = None, psk: Path | None = None) -> bool:
+        log = self._perf(nqn, host_nqn, key, psk, work="randread", run_s=1)
+        assert self._hosts[-1].wait(START_S) in (0, 1)
+        told = log.read_text()  # the exit status is 0 also when nothing was reached
+        is_refused, has_read = "No valid NVMe controllers found" in told, "Total" in told
+        assert is_refused != has_read, told
+        return has_read
+
+    def _queue_count(self, nqn: str, host_nqn: str) -> int:
+        """Of its queues for I/O."""
+        pairs = self.rpc.call("nvmf_subsystem_get_qpairs", START_S, nqn=nqn)
+        return sum(pair["hostnqn"] == host_nqn and pair["qid"] > 0 for pair in pairs)
+
+    def _perf(self, nqn: str, host_nqn: str, key: Path | None, psk: Path | None, *, work: str, run_s: int) -> Path:
+        """A host begins. Returns its log."""
+        where = f"trtype:TCP adrfam:IPv4 traddr:127.0.0.1 trsvcid:{PORT} subnqn:{nqn} hostnqn:{host_nqn}"
+        command = [self._binary.parent / "spdk_nvme_perf", "--no-huge", "-s", "256", "-q", "4", "-o", "4096"]
+        command += ["-w", work, "-t", str(run_s), "-c", "0x2", "-r", where]
+        command += [] if key is None else ["--dhchap-key", key]
+        command += [] if psk is None else ["-S", "ssl", "--psk-path", psk]
+        path = self._folder / f"perf-{len(self._hosts)}.log"
+        with path.open("wb") as log:
+            self._hosts.append(subprocess.Popen(list(map(str, command)), stdout=log, stderr=log))
+        return path
 
     def slow_down(self, bdev: str, host_nqn: str) -> None:
         # SPDK gives up removing a host after 15 s; see Timeouts.
@@ -58,7 +84,7 @@ class RealSpdk:
 
     def stop(self) -> None:
         self.rpc.close()
-        for process in (*self._hosts.values(), self._target):
+        for process in (*self._hosts, self._target):
             process.send_signal(signal.SIGKILL)
             process.wait()
 

@@ -42,7 +42,7 @@ class RpcServer:
     def _serve(self, connection: socket.socket) -> None:
         text = ""
         with connection:
-            while data := connection.recv(65536):
+            while data := _received(connection):
                 text += data.decode()
                 try:
                     request = json.loads(text)
@@ -66,6 +66,14 @@ class RpcServer:
             except OSError:
                 return False
         return True
+
+
+def _received(connection: socket.socket) -> bytes:
+    """None when the other side is gone, in whatever way."""
+    try:
+        return connection.recv(65536)
+    except OSError:
+        return b""
 
 
 def result(value: object, *, id_offset: int = 0) -> Answer:

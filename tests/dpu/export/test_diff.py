@@ -8,8 +8,8 @@ from uuid import UUID
 
 import pytest
 
-from meshfusion.dpu.export.actual import ActualSubsystem, Connection
-from meshfusion.dpu.export.desired import Address, Export, Host, Listener, Namespace, Subsystem
+from meshfusion.dpu.export.actual import OTHER_KEY, ActualSubsystem, AllowedHost, Connection
+from meshfusion.dpu.export.desired import Address, Export, Host, HostKey, Listener, Namespace, Subsystem
 from meshfusion.dpu.export.diff import Plan, diff
 from meshfusion.dpu.export.fence import Confirmed, NotYet, verdict
 from meshfusion.dpu.export.steps import (
@@ -23,6 +23,7 @@ from meshfusion.dpu.export.steps import (
     RemoveListener,
     RemoveNamespace,
     SetAnaState,
+    SetHostKey,
 )
 from meshfusion.jbof.errors import ConfigError
 from tests.dpu.export.cases import HIDDEN, PREFIX, TCP, A, export, host_nqn, namespace, nqn_of, tenant
@@ -33,7 +34,7 @@ EXACT = ActualSubsystem(
     NQN,
     WANTED.serial,
     namespaces=WANTED.namespaces,
-    hosts=frozenset((host.nqn, False) for host in WANTED.hosts),
+    hosts=frozenset(AllowedHost(host.nqn) for host in WANTED.hosts),
     listeners=WANTED.listeners,
 )
 NS0, NS1 = sorted(WANTED.namespaces, key=lambda there: there.nsid)
@@ -65,7 +66,9 @@ def test_nothing_to_do() -> None:
 
 
 def test_hosts_go_first_and_nothing_is_given_in_the_same_plan() -> None:
-    there = replace(EXACT, hosts=EXACT.hosts | {(STRANGER, False)}, namespaces=frozenset({NS0}), listeners=frozenset())
+    there = replace(
+        EXACT, hosts=EXACT.hosts | {AllowedHost(STRANGER)}, namespaces=frozenset({NS0}), listeners=frozenset()
+    )
     assert steps(there) == [RemoveHost(NQN, STRANGER)]
     assert steps(replace(there, allow_any_host=True)) == [DenyAnyHost(NQN), RemoveHost(NQN, STRANGER)]
     moved = steps(there, export(tenant("b", "b0", "")))
@@ -73,9 +76,67 @@ def test_hosts_go_first_and_nothing_is_given_in_the_same_plan() -> None:
     assert [type(step) for step in moved[-3:]] == [CreateSubsystem, AddNamespace, AddListener]
 
 
-def test_a_host_whose_key_is_other_than_desired_is_let_in_anew() -> None:
-    keyed = replace(WANTED, hosts=frozenset({Host(host_nqn("a-1"), Path("/key")), Host(host_nqn("a-2"))}))
-    assert steps(EXACT, Export(PREFIX, frozenset({keyed}))) == [RemoveHost(NQN, host_nqn("a-1"))]
+ONE, TWO = "1" * 16, "2" * 16
+KEY = HostKey(Path("/key"), TWO)
+
+
+def with_first_host(there: AllowedHost) -> ActualSubsystem:
+    return replace(EXACT, hosts=frozenset({there, AllowedHost(host_nqn("a-2"))}))
+
+
+def wanting(host: Host) -> Export:
+    return Export(PREFIX, frozenset({replace(WANTED, hosts=frozenset({host, Host(host_nqn("a-2"))}))}))
+
+
+def test_a_host_that_must_authenticate_or_need_not_any_more_is_let_in_anew() -> None:
+    nqn = host_nqn("a-1")
+    assert steps(EXACT, wanting(Host(nqn, KEY))) == [RemoveHost(NQN, nqn)]
+    assert steps(with_first_host(AllowedHost(nqn, ONE))) == [RemoveHost(NQN, nqn, (ONE,))]
+
+
+@pytest.mark.parametrize("removal_disconnects", [True, False])
+@pytest.mark.parametrize("former", [ONE, OTHER_KEY])
+def test_a_new_key_takes_the_place_of_the_former_and_nothing_else_changes(
+    former: str, removal_disconnects: bool
+) -> None:
+    host = Host(host_nqn("a-1"), KEY)
+    there = with_first_host(AllowedHost(host.nqn, former))
+    there = replace(there, connections=frozenset({Connection(host.nqn, live=True)} if removal_disconnects else ()))
+    assert steps(there, wanting(host), removal_disconnects=removal_disconnects) == [SetHostKey(NQN, host, former)]
+    assert steps(with_first_host(AllowedHost(host.nqn, TWO)), wanting(host)) == []
+
+
+def test_a_new_key_waits_for_nobody_that_is_being_removed() -> None:
+    host = Host(host_nqn("a-1"), KEY)
+    hosts = frozenset({AllowedHost(host.nqn, ONE), AllowedHost(host_nqn("a-2")), AllowedHost(STRANGER)})
+    there = replace(EXACT, hosts=hosts, namespaces=frozenset())
+    assert steps(there, wanting(host)) == [RemoveHost(NQN, STRANGER), SetHostKey(NQN, host, ONE)]
+    draining = replace(there, hosts=hosts - {AllowedHost(STRANGER)})
+    draining = replace(draining, connections=frozenset({Connection(STRANGER, live=False)}))
+    found = plan(draining, wanting(host))
+    assert found.steps == (SetHostKey(NQN, host, ONE),)
+    assert len(found.waiting) == 1
+
+
+def test_a_key_that_cannot_be_read_changes_nothing() -> None:
+    host = Host(host_nqn("a-1"), HostKey(Path("/key")))
+    assert steps(with_first_host(AllowedHost(host.nqn, ONE)), wanting(host)) == []
+
+
+def test_a_host_whose_tls_key_is_another_is_let_in_anew() -> None:
+    """No target takes another one in its place."""
+    nqn = host_nqn("a-1")
+    host = Host(nqn, KEY, HostKey(Path("/psk"), ONE))
+    wanted = Export(PREFIX, frozenset({replace(WANTED, hosts=frozenset({host}), is_secure=True)}))
+
+    def with_host(there: AllowedHost) -> ActualSubsystem:
+        return replace(EXACT, hosts=frozenset({there}))
+
+    assert steps(with_host(AllowedHost(nqn, TWO, ONE)), wanted) == []
+    assert steps(with_host(AllowedHost(nqn, TWO, TWO)), wanted) == [RemoveHost(NQN, nqn, (TWO, TWO))]
+    assert steps(with_host(AllowedHost(nqn, TWO)), wanted) == [RemoveHost(NQN, nqn, (TWO,))]
+    plain = Export(PREFIX, frozenset({replace(WANTED, hosts=frozenset({Host(nqn, KEY)}))}))
+    assert steps(with_host(AllowedHost(nqn, TWO, ONE)), plain) == [RemoveHost(NQN, nqn, (TWO, ONE))]
 
 
 def test_a_namespace_of_another_backing_or_identity_is_replaced() -> None:
@@ -115,7 +176,7 @@ def test_an_allowed_hosts_connections_are_no_obstacle() -> None:
 @pytest.mark.parametrize(
     "there",
     [
-        replace(EXACT, hosts=EXACT.hosts | {(STRANGER, False)}),
+        replace(EXACT, hosts=EXACT.hosts | {AllowedHost(STRANGER)}),
         replace(EXACT, allow_any_host=True),
         replace(EXACT, serial="other"),
         replace(EXACT, foreign="namespace 9 is disabled"),
@@ -161,7 +222,7 @@ def test_what_cannot_be_exported() -> None:
         with pytest.raises(ConfigError):
             Namespace(nsid, UUID(int=0), nguid, backing)
     with pytest.raises(ConfigError, match="not an absolute path"):
-        Host(host_nqn("a-1"), Path("key"))
+        HostKey(Path("key"))
     with pytest.raises(ConfigError, match="slash"):
         Host("nqn.2026-11.io.example:a/b")
     for address in (("fc", "127.0.0.1", 1), ("tcp", "localhost", 1), ("tcp", "::1", 0)):

@@ -10,7 +10,7 @@ import pytest
 
 from meshfusion.dpu.config_exports import ExportsConfig
 from meshfusion.dpu.export import opening
-from meshfusion.dpu.export.actual import Actual, ActualSubsystem, Connection
+from meshfusion.dpu.export.actual import Actual, ActualSubsystem, AllowedHost, Connection
 from meshfusion.dpu.export.desired import Export, Namespace
 from meshfusion.dpu.export.plan import nqn_prefix_of
 from meshfusion.dpu.pool_dir import PoolLayout
@@ -41,7 +41,7 @@ def test_a_target_without_our_subsystems_has_no_hosts(tmp_path: Path, monkeypatc
 @pytest.mark.parametrize(
     "there",
     [
-        replace(OURS, hosts=frozenset({("nqn.host", True)})),
+        replace(OURS, hosts=frozenset({AllowedHost("nqn.host", "0" * 16)})),
         replace(OURS, connections=frozenset({Connection("nqn.host", live=False)})),
         replace(OURS, allow_any_host=True),
         replace(OURS, pending="removing it"),

@@ -14,13 +14,16 @@ import pytest
 
 from meshfusion.dpu.api import types as api
 from meshfusion.dpu.api.liveness import hold_liveness
-from meshfusion.dpu.export.desired import Export
-from meshfusion.dpu.export.keys import HostKeys
+from meshfusion.dpu.export.actual import ActualSubsystem, AllowedHost
+from meshfusion.dpu.export.desired import Address, Export, Listener
+from meshfusion.dpu.export.keeper import ExportKeeper
+from meshfusion.dpu.export.keys import PSK, HostKeys
 from meshfusion.dpu.export.layout import host_subsystem_nqn
 from meshfusion.dpu.export.plan import ExportPlan, TargetKind, nqn_prefix_of
 from meshfusion.dpu.pool import Pool
 from meshfusion.jbof.errors import ConfigError, MediaError, StaleHolderError, UnsupportedError
 from meshfusion.jbof.nvme.auth_keys import parse_secret
+from meshfusion.jbof.nvme.tls_psk import parse_psk
 from tests.dpu.export.keeper_cases import DEADLINE_S, SILENCE_S, Rig, keeper, until
 from tests.dpu.pool_cases import IDENTITY, make_pool
 
@@ -167,6 +170,34 @@ def test_for_spdk_a_tenant_has_one_subsystem() -> None:
     (subsystem,) = export.subsystems
     assert {host.nqn for host in subsystem.hosts} == {plan.host_nqn("one"), plan.host_nqn("two")}
     assert plan.reach("one").subsystem_nqn == plan.reach("two").subsystem_nqn == subsystem.nqn
+
+
+def test_with_tls_each_incarnation_has_a_second_key_which_is_told_and_goes_with_it(tmp_path: Path) -> None:
+    pool_uuid, tcp = uuid.uuid4(), Listener(Address("tcp", "10.0.0.1"))
+    keys, psks = HostKeys(tmp_path), HostKeys(tmp_path, PSK)
+    plan = ExportPlan(
+        TargetKind.SPDK, nqn_prefix_of(pool_uuid), pool_uuid, {0: "b"}, frozenset({tcp}), keys=keys, psks=psks
+    )
+    exports = ExportKeeper(None, plan)  # type: ignore[arg-type]  # no target is asked here
+    exports.prepare("one")
+    reach = plan.reach("one")
+    assert len(parse_psk(reach.tls_psk)) == 32
+    assert reach.tls_psk not in repr(reach)
+    assert (tmp_path / "one.psk").read_text() == reach.tls_psk, "SPDK takes it without a line's end"
+    assert {(path.name, path.stat().st_mode & 0o777) for path in tmp_path.iterdir()} == {
+        ("one.key", 0o600),
+        ("one.psk", 0o600),
+    }
+    (subsystem,) = plan.export(["one"]).subsystems
+    (host,) = subsystem.hosts
+    assert host.key is not None
+    assert host.psk is not None
+    there = ActualSubsystem(subsystem.nqn, subsystem.serial, False, subsystem.namespaces, frozenset(), frozenset({tcp}))
+    right = AllowedHost(host.nqn, host.key.id, host.psk.id)
+    assert plan.is_served((replace(there, hosts=frozenset({right})),), "one")
+    assert not plan.is_served((replace(there, hosts=frozenset({replace(right, psk_id="")})),), "one")
+    exports.forget("one")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_hosts_of_this_machine_and_of_the_target_share_a_pool_and_go_each_in_its_way(rig: Rig) -> None:

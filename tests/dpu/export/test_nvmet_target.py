@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshfusion.dpu.export.desired import Address, AnaState, Export, Host, Listener
+from meshfusion.dpu.export.desired import Address, AnaState, Export, Host, HostKey, Listener
 from meshfusion.dpu.export.errors import StepRefusedError, TargetUnreachableError
 from meshfusion.dpu.export.fence import Confirmed, NotYet
 from meshfusion.dpu.export.layout import Tenant, host_subsystem_nqn, one_subsystem_per_host
 from meshfusion.dpu.export.nvmet.configfs import KernelConfigFs
 from meshfusion.dpu.export.nvmet.target import NvmetTarget
 from meshfusion.jbof.errors import ConfigError
-from tests.dpu.export.cases import HIDDEN, PREFIX, TCP, A, B, export, host_nqn, namespace, tenant
+from tests.dpu.export.cases import HIDDEN, PREFIX, TCP, A, B, chap_text, export, host_nqn, key_file, namespace, tenant
 from tests.dpu.export.fake_nvmet import FakeKernel, FakePort, os_error
 
 DEVICES = {f"/dev/{name}" for name in ("a0", "a1", "b0", "b1")}
@@ -151,7 +151,7 @@ def test_a_missing_device_stops_only_its_subsystem_and_leaves_nothing_half_made(
 
 def test_keys_reach_the_kernel_and_no_message(kernel: FakeKernel, target: NvmetTarget, tmp_path: Path) -> None:
     key = tmp_path / "key"
-    keyed = Tenant("a", A.namespaces, frozenset({Host(host_nqn("a-1"), key)}))
+    keyed = Tenant("a", A.namespaces, frozenset({Host(host_nqn("a-1"), HostKey(key))}))
     missing = target.desire(exported(keyed))
     assert "cannot be read" in missing.reasons[0]
     key.write_text("secret-of-a wrong form\n")
@@ -159,6 +159,26 @@ def test_keys_reach_the_kernel_and_no_message(kernel: FakeKernel, target: NvmetT
     key.write_text("DHHC-1:00:abc:\n")
     assert target.reconcile().converged
     assert kernel.hosts[host_nqn("a-1")] == "DHHC-1:00:abc:"
+
+
+def test_a_new_key_is_set_and_nothing_is_made_anew(kernel: FakeKernel, target: NvmetTarget, tmp_path: Path) -> None:
+    def keyed(number: int) -> Export:
+        key = key_file(tmp_path / "key", chap_text(number))
+        return exported(Tenant("a", A.namespaces, frozenset({Host(host_nqn("a-1"), key)})))
+
+    assert target.desire(keyed(1)).converged
+    kernel.connect_host(nqn("a-1"), host_nqn("a-1"))
+    changes: list[str] = []
+    kernel.fault = changes.append
+    report = target.desire(keyed(2))
+    assert (report.converged, report.applied) == (True, 1)
+    assert changes == [f"{what} hosts/{host_nqn('a-1')}/dhchap_key" for what in ("hide", "write")]
+    assert kernel.hosts[host_nqn("a-1")] == chap_text(2)
+    assert kernel.connected == {(nqn("a-1"), host_nqn("a-1"))}
+    assert target.desire(keyed(2)).applied == 0
+    kernel.hosts[host_nqn("a-1")] = chap_text(3)
+    assert target.reconcile().applied == 1, "what somebody else wrote is put right"
+    assert kernel.hosts[host_nqn("a-1")] == chap_text(2)
 
 
 def test_what_nvmet_cannot_do_safely_is_refused(target: NvmetTarget) -> None:
@@ -180,6 +200,10 @@ def test_the_real_tree_is_files_folders_and_links(tmp_path: Path) -> None:
     tree = KernelConfigFs(tmp_path)
     tree.make("hosts/h")
     (tmp_path / "hosts/h/dhchap_key").write_text("\n")
+    tree.hide("hosts/h/dhchap_key")
+    assert (tmp_path / "hosts/h/dhchap_key").stat().st_mode & 0o777 == 0o600
+    with pytest.raises(StepRefusedError, match="hide hosts/h/none: No such file"):
+        tree.hide("hosts/h/none")
     tree.write("hosts/h/dhchap_key", "DHHC-1:")
     assert tree.read("hosts/h/dhchap_key") == "DHHC-1:"
     tree.link("subsystems/link", "hosts/h")

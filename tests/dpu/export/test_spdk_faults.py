@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from meshfusion.dpu.export.desired import Export, Host
+from meshfusion.dpu.export.desired import Export, Host, HostKey
 from meshfusion.dpu.export.fence import Confirmed, NotYet
 from meshfusion.dpu.export.layout import Tenant
 from meshfusion.dpu.export.spdk.sizing import MIB, Machine, size
@@ -79,7 +79,7 @@ def test_a_failed_step_stops_its_subsystem_and_no_other(rpc: FakeRpc, target: Sp
 
 
 def test_a_key_is_left_from_a_step_whose_answer_was_lost(rpc: FakeRpc, target: SpdkTarget) -> None:
-    keyed = Tenant("a", A.namespaces, frozenset({Host(host_nqn("a-1"), Path("/keys/a-1"))}))
+    keyed = Tenant("a", A.namespaces, frozenset({Host(host_nqn("a-1"), HostKey(Path("/keys/a-1"), "1" * 16))}))
     refuse(rpc, "nvmf_subsystem_add_host", "lose request", times=1)
     assert target.desire(export(keyed)).unreachable is not None
     assert rpc.process is not None

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import base64
 import time
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +10,26 @@ import pytest
 
 from meshfusion.dpu.export.desired import Export, Host
 from meshfusion.dpu.export.fence import Confirmed, NotYet
+from meshfusion.dpu.export.keys import HostKeys
 from meshfusion.dpu.export.layout import Tenant
 from meshfusion.dpu.export.spdk.rpc import SpdkRpc
 from meshfusion.dpu.export.spdk.sizing import MIB, Machine, size
 from meshfusion.dpu.export.spdk.start import Timeouts
 from meshfusion.dpu.export.spdk.target import SpdkSettings, SpdkTarget
-from tests.dpu.export.cases import BACKINGS, HIDDEN, PREFIX, TCP, A, B, export, host_nqn, nqn_of, tenant
+from tests.dpu.export.cases import (
+    BACKINGS,
+    HIDDEN,
+    PREFIX,
+    TCP,
+    A,
+    B,
+    chap_text,
+    export,
+    host_nqn,
+    key_file,
+    nqn_of,
+    tenant,
+)
 from tests.dpu.export.conftest import Spdk
 
 SETTINGS_SIZE = size(Machine(memory_bytes=400 * MIB, cores=1, connections=4))
@@ -49,6 +61,12 @@ def reports(spdk: Spdk) -> dict[str, dict[str, Any]]:
 
 def hosts_of(spdk: Spdk, name: str) -> set[str]:
     return {host["nqn"] for host in reports(spdk)[nqn_of(name)]["hosts"]}
+
+
+def queue_pairs(spdk: Spdk, name: str) -> set[tuple[int, str, int]]:
+    """(controller, host, queue) of all that are connected."""
+    pairs = spdk.rpc.call("nvmf_subsystem_get_qpairs", 60.0, nqn=nqn_of(name))
+    return {(pair["cntlid"], pair["hostnqn"], pair["qid"]) for pair in pairs}
 
 
 def bdevs_of(spdk: Spdk, name: str) -> dict[int, str]:
@@ -116,11 +134,7 @@ def test_what_others_changed_is_put_right_and_their_subsystems_are_left_alone(sp
 
 
 def test_a_host_with_a_key_must_authenticate(spdk: Spdk, target: SpdkTarget, tmp_path: Path) -> None:
-    secret = bytes(range(32))
-    text = base64.b64encode(secret + zlib.crc32(secret).to_bytes(4, "little")).decode()
-    key = tmp_path / "key"
-    key.touch(mode=0o600)
-    key.write_text(f"DHHC-1:00:{text}:\n")
+    key = key_file(tmp_path / "key", chap_text(1))
     keyed = Tenant("a", A.namespaces, frozenset({Host(host_nqn("a-1"), key)}))
     assert target.desire(export(A)).converged
     assert target.desire(export(keyed)).converged, "the host was there without a key"
@@ -129,6 +143,70 @@ def test_a_host_with_a_key_must_authenticate(spdk: Spdk, target: SpdkTarget, tmp
     assert target.desire(export(keyed)).applied == 0
     assert target.desire(NOTHING).converged
     assert not [entry for entry in spdk.rpc.call("keyring_get_keys", 60.0) if not entry["removed"]]
+
+
+def test_a_new_key_is_asked_for_from_the_next_connection_on(spdk: Spdk, target: SpdkTarget, tmp_path: Path) -> None:
+    """Who is connected stays so, and nobody with the former key comes in any more."""
+    path, former = tmp_path / "key", tmp_path / "former"
+    key_file(former, chap_text(1))
+    one, two = host_nqn("a-1"), host_nqn("a-2")
+    keyed = export(Tenant("a", A.namespaces, frozenset({Host(one, key_file(path, chap_text(1))), Host(two)})))
+    assert target.desire(keyed).converged
+    spdk.connect_host(nqn_of("a"), one, key=path)
+    before = queue_pairs(spdk, "a")
+    assert {host for _, host, _ in before} == {one}
+    new = key_file(path, chap_text(2))
+    keyed = export(Tenant("a", A.namespaces, frozenset({Host(one, new), Host(two)})))
+    assert target.desire(keyed).applied == 1
+    assert queue_pairs(spdk, "a") == before
+    (there,) = (host for host in reports(spdk)[nqn_of("a")]["hosts"] if host["nqn"] == one)
+    assert there["dhchap_key"].endswith(f"-{new.id}")
+    assert len([entry for entry in spdk.rpc.call("keyring_get_keys", 60.0) if not entry["removed"]]) == 1
+    assert target.desire(keyed).applied == 0
+    assert not spdk.can_read(nqn_of("a"), one, key=former)
+    assert spdk.can_read(nqn_of("a"), one, key=path)
+    spdk.connect_host(nqn_of("a"), one, key=path)
+    assert len(queue_pairs(spdk, "a")) > len(before)
+    assert target.fence(one) == Confirmed()
+    assert not [entry for entry in spdk.rpc.call("keyring_get_keys", 60.0) if not entry["removed"]]
+
+
+def test_a_new_key_takes_effect_when_the_target_gets_it_and_not_when_it_is_written(
+    spdk: Spdk, target: SpdkTarget, tmp_path: Path
+) -> None:
+    """SPDK reads the file whenever a host connects. The service may end before it can tell anybody of the new one."""
+    keys, (one, nqn) = HostKeys(tmp_path), (host_nqn("a-1"), nqn_of("a"))
+
+    def keyed() -> Export:
+        return export(Tenant("a", A.namespaces, frozenset({Host(one, keys.wanted("one"))})))
+
+    keys.make("one")
+    former = keys.wanted("one")
+    assert target.desire(keyed()).converged
+    keys.replace("one")
+    new = keys.wanted("one")
+    assert spdk.can_read(nqn, one, key=former.file)
+    assert not spdk.can_read(nqn, one, key=new.file)
+    assert target.desire(keyed()).applied == 1
+    assert spdk.can_read(nqn, one, key=new.file)
+    assert not spdk.can_read(nqn, one, key=former.file)
+    keys.is_there("one", new.id)
+    assert not former.file.exists()
+    assert spdk.can_read(nqn, one, key=new.file)
+    assert target.desire(keyed()).applied == 0
+
+
+def test_a_key_of_an_earlier_release_is_named_anew(spdk: Spdk, target: SpdkTarget, tmp_path: Path) -> None:
+    """A service that is newer finds hosts of the one before, whose connections stay."""
+    host = Host(host_nqn("a-1"), key_file(tmp_path / "key", chap_text(1)))
+    assert target.desire(export(Tenant("a", A.namespaces, frozenset()))).converged
+    spdk.rpc.call("keyring_file_add_key", 60.0, name=f"mf-{'0' * 32}", path=str(tmp_path / "key"))
+    keyed = {"host": host.nqn, "dhchap_key": f"mf-{'0' * 32}"}
+    spdk.rpc.call("nvmf_subsystem_add_host", 60.0, nqn=nqn_of("a"), **keyed)
+    spdk.connect_host(nqn_of("a"), host.nqn, key=tmp_path / "key")
+    before = queue_pairs(spdk, "a")
+    assert target.desire(export(Tenant("a", A.namespaces, frozenset({host})))).applied == 1
+    assert queue_pairs(spdk, "a") == before
 
 
 def test_a_fence_disconnects_a_writing_host_and_survives_restarts(spdk: Spdk, target: SpdkTarget) -> None:

@@ -174,7 +174,7 @@ MAY = {
         "DrainDrive",
         "RemoveDrive",
     }
-    | {"Drain", "Reload", "Stacks"},
+    | {"Drain", "Reload", "Stacks", "ReplaceKeys"},
     "read-only": {"Status", "ListChunks", "GetChunk", "Events", "Trace", "State", "Drives"},
 }
 

@@ -14,7 +14,7 @@ from meshfusion.host.connector.path_gate import PathState
 from meshfusion.host.connector.vllm import path_slot
 from meshfusion.host.connector.vllm.path_slot import PathSlot
 from meshfusion.host.path.data_path import DataPath
-from meshfusion.jbof.errors import MediaError
+from meshfusion.jbof.errors import ConfigError, MediaError
 from tests.host.support.waiting import until
 
 EXPORT = Export("nqn.2026-11.io.meshfusion:s", "nqn.2026-11.io.meshfusion:h", (Portal("rdma", "10.0.0.1", 4420),))
@@ -42,8 +42,14 @@ class FakePath:
     def __init__(self, holder_id: str, exported: FakeDrives | None = None) -> None:
         self.holder_id = holder_id
         self.exported = exported
+        self.keys: list[str] = []
         self.finished = threading.Event()
         self.is_closed = False
+
+    def take_key(self, host_key: str) -> None:
+        if host_key == "damaged":
+            raise ConfigError("the key is damaged", next_step="-")
+        self.keys.append(host_key)
 
     def finish(self, *, deadline_s: float) -> bool:
         self.finished.set()
@@ -117,6 +123,45 @@ def test_the_former_path_serves_until_the_next_is_open_and_then_ends_in_its_time
     until(slot.advance)
     assert holder_of(slot) == "two"
     assert former.finished.wait(10)
+
+
+def test_a_new_key_of_the_same_incarnation_goes_to_its_path_also_while_it_writes(
+    slot: PathSlot, opener: Opener
+) -> None:
+    follow(slot, FAR)
+    path = cast(Any, slot.path)
+    again = replace(FAR, export=replace(EXPORT, host_key="new"))
+    slot.follow(again, is_writing=True)
+    slot.follow(again, is_writing=False)
+    assert (path.keys, opener.opened, slot.attachment) == (["new"], ["one"], again)
+    other = replace(again, holder_id="two", export=replace(EXPORT, host_nqn="nqn.x:two", host_key="of two"))
+    slot.follow(other, is_writing=True)
+    assert path.keys == ["new"], "another incarnation's key is not this one's"
+
+
+def test_a_key_that_is_none_costs_nobody_anything(
+    slot: PathSlot, opener: Opener, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The engine's thread follows."""
+    follow(slot, FAR)
+    for _ in range(2):
+        slot.follow(replace(FAR, export=replace(EXPORT, host_key="damaged")), is_writing=False)
+        slot.follow(replace(FAR, export=replace(EXPORT, host_key="")), is_writing=False)
+    assert "a new key is of no use: the key is damaged" in caplog.text
+    again = replace(FAR, export=replace(EXPORT, host_key="new"))
+    slot.follow(again, is_writing=False)
+    assert (cast(Any, slot.path).keys, opener.opened) == (["new"], ["one"])
+
+
+def test_a_key_that_came_while_the_path_was_being_opened_is_not_missed(slot: PathSlot, opener: Opener) -> None:
+    opener.let.clear()
+    slot.follow(FAR, is_writing=False)
+    again = replace(FAR, export=replace(EXPORT, host_key="new"))
+    slot.follow(again, is_writing=False)
+    opener.let.set()
+    until(slot.advance)
+    slot.follow(again, is_writing=False)
+    assert cast(Any, slot.path).keys == ["new"]
 
 
 def test_nothing_changes_while_something_is_written(slot: PathSlot, opener: Opener) -> None:
@@ -269,6 +314,18 @@ def test_a_drive_that_comes_is_reached_over_the_path_that_is_in_use(
     follow_drives(slot, with_drives(2, 2))
     assert slot.take_change() == PathState("one", reached=Reached(2, (2,)))
     assert drives.asked == [1, 2]
+
+
+def test_a_key_that_came_while_a_drive_was_proven_stays(slot: PathSlot, drives: FakeDrives) -> None:
+    more = with_drives(1, 1, 2)
+    slot.follow(more, is_writing=False)
+    until(lambda: slot._following is not None and slot._following.result is not None)
+    again = replace(more, export=replace(EXPORT, host_key="new"))
+    slot.follow(again, is_writing=False)
+    assert not slot.advance()
+    assert slot.attachment == again
+    slot.follow(again, is_writing=False)
+    assert (cast(Any, slot.path).keys, drives.asked) == (["new"], [1])
 
 
 def test_a_drive_that_is_not_shown_yet_is_tried_again(

@@ -43,6 +43,8 @@ class ControlledService:
         self.ignores_deadlines = False
         self.reserve_reply: api.ReserveReply | None = None
         self.match_chunks: tuple[api.ChunkRecord, ...] | None = None
+        self.export: api.Export | None = None  # of those that attach from now on
+        self.new_key = ""  # told with each heartbeat
         self.is_closed = False
         self._count = 0
         self._mutex = threading.Lock()
@@ -80,7 +82,10 @@ class ControlledService:
         create_liveness(liveness)
         self.holders[holder_id] = request
         namespace = api.Namespace(1, "/nowhere", 4096, 1 << 20)
-        return api.Attachment("pool", holder_id, self.epoch, (namespace,), str(liveness), 30.0, 60.0, self.heartbeat_s)
+        path = str(liveness) if self.export is None else ""
+        return api.Attachment(
+            "pool", holder_id, self.epoch, (namespace,), path, 30.0, 60.0, self.heartbeat_s, self.export
+        )
 
     def match(self, request: api.MatchRequest, *, deadline_s: float) -> api.MatchReply:
         self._enter("match", request, deadline_s)
@@ -132,7 +137,8 @@ class ControlledService:
     def heartbeat(self, request: api.HeartbeatRequest, *, deadline_s: float) -> api.HeartbeatReply:
         self._enter("heartbeat", request, deadline_s)
         self._check(request.holder_id, request.epoch)
-        return api.HeartbeatReply(tuple(i for i in request.lease_ids if self.leases.get(i) != request.holder_id))
+        lost = tuple(i for i in request.lease_ids if self.leases.get(i) != request.holder_id)
+        return api.HeartbeatReply(lost, host_key=self.new_key)
 
     def drop(self, request: api.DropRequest, *, deadline_s: float) -> bool:
         self._enter("drop", request, deadline_s)

@@ -379,6 +379,32 @@ def test_refusals_are_retried_slower_and_slower_until_the_time_is_over() -> None
     assert isinstance(bench.error(), MeshFusionError)
 
 
+def test_a_new_key_is_used_from_the_next_association_on_and_at_once_when_the_former_was_refused() -> None:
+    bench = AuthBench(host_key=HOST_KEY, loss_timeout_s=1e6).connect()
+    before = len(bench.target.received)
+    bench.act(bench.session.use_key(bench.clock.now_s, OTHER_KEY))
+    assert (bench.state, len(bench.target.received)) == (_S.LIVE, before), "nothing is said of what is connected"
+    bench.target.host_key = OTHER_KEY.key
+    bench.target.restart(0.05)
+    bench.run_until(lambda: bench.seen(ConnectionLost))
+    bench.run_until_state(_S.LIVE)
+    assert refusals(bench) == []
+
+    bench.target.host_key = HOST_KEY.key
+    bench.target.restart(0.05)
+    bench.run_until(lambda: len(refusals(bench)) == 4)
+    bench.run_until_state(_S.WAITING)
+    assert bench.session.next_deadline_s > bench.clock.now_s
+    bench.act(bench.session.use_key(bench.clock.now_s, HOST_KEY))
+    assert bench.session.next_deadline_s <= bench.clock.now_s
+    bench.run_until_state(_S.LIVE)
+    assert len(refusals(bench)) == 4
+
+
+def refusals(bench: AuthBench) -> list[MeshFusionError]:
+    return [retry.error for retry in bench.seen(RetryScheduled) if isinstance(retry.error, NvmeAuthenticationError)]
+
+
 def test_a_key_that_is_not_asked_for_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="meshfusion.jbof.nvme.initiator")
     namespaces = {1: SimNamespace(1, 100)}

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
 
+from meshfusion.dpu.api.service_types import KeyChange, ReplacedKey
 from meshfusion.dpu.config import ServiceConfig, load_service_config
 from meshfusion.dpu.config_changes import compare
 from meshfusion.dpu.drain import Held
 from meshfusion.dpu.pool import Pool
 from meshfusion.dpu.tuning import Tuning
-from meshfusion.jbof.errors import ConfigError, FormatError
+from meshfusion.jbof.errors import ConfigError, FormatError, ServiceError
 from meshfusion.tools.mfctl.exported_pool import pool_of
 from meshfusion.tools.mfctl.pool_start import open_pools
 from meshfusion.tools.mfctl.reloader import Reloader
@@ -156,5 +158,47 @@ def test_a_budget_that_does_not_fit_one_of_them_changes_none(tmp_path: Path, mon
         assert reloader.running == running
         assert pools.router is not None
         assert budgets[pools.router.uuids["r"]] == 3.0, "the first has its own again"
+    finally:
+        pools.close()
+
+
+def test_keys_of_all_pools_are_waited_for_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One pool's engine that takes no key must not use up the time of the others'."""
+    pools, asked = opened(load_service_config(config_of(tmp_path))), list[object]()
+    names = {id(pool): served.name for served, pool in pools.each}
+    both = threading.Barrier(2, timeout=10.0)
+
+    def replace_keys(self: Pool, holder_id: str, *, deadline_s: float) -> dict[str, KeyChange]:
+        both.wait()
+        asked.append((names[id(self)], holder_id, deadline_s))
+        return {f"of {names[id(self)]}": KeyChange.DONE}
+
+    try:
+        monkeypatch.setattr(Pool, "replace_keys", replace_keys)
+        replaced = pools.replace_keys("", "", 7.0)
+        assert replaced == (ReplacedKey("of b", KeyChange.DONE), ReplacedKey("of r", KeyChange.DONE))
+        assert set(asked) == {("b", "", 7.0), ("r", "", 7.0)}
+        with pytest.raises(ServiceError, match="this service has no pool 'green'") as caught:
+            pools.replace_keys("green", "", 7.0)
+        assert caught.value.next_step == "name one: r, b"
+    finally:
+        pools.close()
+
+
+def test_a_holder_is_looked_for_in_every_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pools, asked = opened(load_service_config(config_of(tmp_path))), list[object]()
+    names = {id(pool): served.name for served, pool in pools.each}
+
+    def replace_keys(self: Pool, holder_id: str, *, deadline_s: float) -> dict[str, KeyChange]:
+        asked.append(names[id(self)])
+        return {holder_id: KeyChange.DONE}
+
+    try:
+        monkeypatch.setattr(Pool, "replace_keys", replace_keys)
+        with Holder(pools.service, tenant="blue") as blue:
+            pools.replace_keys("", blue.attachment.holder_id, 0.0)
+            pools.replace_keys("r", blue.attachment.holder_id, 0.0)
+            pools.replace_keys("", "nobody", 0.0)
+        assert asked == ["b", "r", "r"]
     finally:
         pools.close()

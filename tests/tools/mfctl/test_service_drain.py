@@ -14,7 +14,14 @@ import pytest
 from click.testing import CliRunner, Result
 
 from meshfusion.dpu.api.client import GrpcChunkService
-from meshfusion.dpu.api.service_types import DrainRequest, Phase, ReloadReport, ServiceState
+from meshfusion.dpu.api.service_types import (
+    DrainRequest,
+    Phase,
+    ReloadReport,
+    ReplacedKey,
+    ReplaceKeysRequest,
+    ServiceState,
+)
 from meshfusion.host.pool_events import NOTHING_STORED, Attached, Committed, ReserveFailed
 from meshfusion.jbof.errors import ServiceDrainingError, ServiceError, ServiceUnavailableError
 from meshfusion.tools.mfctl import service_drain
@@ -200,6 +207,9 @@ class Scripted:
         return answer
 
     def reload(self, *, deadline_s: float) -> ReloadReport:
+        raise AssertionError("not asked for")
+
+    def replace_keys(self, request: ReplaceKeysRequest, *, deadline_s: float) -> tuple[ReplacedKey, ...]:
         raise AssertionError("not asked for")
 
     def stacks(self, *, deadline_s: float) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 from meshfusion.host.path.flexpath.link import OnEvent, PathSpec
 from meshfusion.jbof.errors import MediaError, MeshFusionError
+from meshfusion.jbof.nvme.auth_keys import Secret
 from meshfusion.jbof.nvme.controller_effects import (
     Connected,
     ConnectionLost,
@@ -39,9 +40,13 @@ class FakePath(MemoryNamespace):
         super().__post_init__()
         self._next_key = self.first_key
         self.keys: set[int] = set()
+        self.host_keys: list[Secret] = []
 
     def register_address(self, address: int, length_bytes: int, *, writable: bool, owner: object) -> RegisteredRegion:
         return self.new_region(AddressRange(address, length_bytes), owner)
+
+    def use_key(self, host_key: Secret) -> None:
+        self.host_keys.append(host_key)
 
     def register_dma_buf(self, memory: DmaBufRange, *, writable: bool, owner: object) -> RegisteredRegion:
         if not self.takes_dma_bufs:

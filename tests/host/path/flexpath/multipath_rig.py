@@ -22,7 +22,8 @@ SETTINGS = SpreadSettings(quarantine_s=0.1, reentry_step_s=0.02, access_pause_s=
 class Rig:
     def __init__(self, count: int = 2, fabric: Fabric | None = None, **options: Any) -> None:
         self.fabric = fabric or Fabric(count, max_descriptors=4)
-        self.paths = Multipath(self.fabric.specs(), options.pop("settings", SETTINGS), retry_s=0.02)
+        settings, key = options.pop("settings", SETTINGS), options.pop("key", None)
+        self.paths = Multipath(self.fabric.specs(), settings, retry_s=0.02, key=key)
         self.array = np.zeros(8 * BLOCK, np.uint8)
         self.region: RegisteredRegion = self.register(self.array)
 

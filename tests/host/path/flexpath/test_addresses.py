@@ -10,8 +10,10 @@ import pytest
 
 from meshfusion.host.path.flexpath import addresses
 from meshfusion.host.path.flexpath.addresses import PathAddress, path_specs
+from meshfusion.host.path.flexpath.link import CurrentKey
 from meshfusion.host.path.flexpath.locality import Distance
 from meshfusion.jbof.errors import ConfigError
+from meshfusion.jbof.nvme.auth_keys import Secret
 from meshfusion.jbof.nvme.key_scope import KeyScope
 from tests.host.path.flexpath.test_locality import GPU, GPU_WAY, tree
 
@@ -38,6 +40,17 @@ def test_each_path_is_opened_at_its_portal_from_its_port(monkeypatch: pytest.Mon
     assert all(options["on_event"] is on_event and options["io_queue_count"] == 2 for _, options in calls)
     assert all(options["key_scope"] is KeyScope.COMMAND for _, options in calls)
     assert all(options["loss_timeout_s"] >= 86400 for _, options in calls)
+
+
+def test_a_path_is_opened_with_the_key_as_it_is_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys: list[Secret | None] = []
+    monkeypatch.setattr(addresses, "connect", lambda *args, **options: keys.append(options["host_key"]))
+    key, new = CurrentKey(Secret(bytes(32))), Secret(bytes(range(32)))
+    (spec,) = path_specs([NEAR], NQN, HOST, ID, key=key)
+    spec.open(lambda event: None)
+    former, key.secret = key.secret, new
+    spec.open(lambda event: None)
+    assert keys == [former, new]
 
 
 def test_weights_come_from_the_distance_to_the_gpu(tmp_path: Path) -> None:

@@ -8,10 +8,12 @@ import time
 import numpy as np
 import pytest
 
+from meshfusion.host.path.flexpath.link import CurrentKey
 from meshfusion.host.path.flexpath.requests import NoPathError
 from meshfusion.host.path.flexpath.settings import SpreadSettings
 from meshfusion.host.path.flexpath.spread import Spread
 from meshfusion.jbof.errors import MediaError, UnsupportedError
+from meshfusion.jbof.nvme.auth_keys import Secret
 from meshfusion.jbof.nvme.logs import AnaState
 from meshfusion.jbof.nvme.pending import FateUnknownError
 from meshfusion.jbof.nvme.registration import DmaBufRange
@@ -49,6 +51,21 @@ def test_a_flush_that_fails_is_told() -> None:
         r.fabric.path(written).flush_error = MediaError("no flush", next_step="look")
         with pytest.raises(MediaError, match="no flush"):
             r.paths.flush(NSID, timeout_s=1)
+
+
+# ---- keys ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_new_key_goes_to_paths_that_are_there_and_to_those_that_come() -> None:
+    former, new = Secret(bytes(32)), Secret(bytes(range(32)))
+    fabric, key = Fabric(2), CurrentKey(former)
+    fabric.closed.add(0)
+    with rig(fabric=fabric, key=key) as r:
+        there = fabric.path(1)
+        r.paths.use_key(new)
+        assert (there.host_keys[-1], key.secret) == (new, new)
+        fabric.closed.clear()
+        soon(lambda: fabric.opened[0] and fabric.path(0).host_keys == [new], "the new key there")
 
 
 # ---- paths that come and go ------------------------------------------------------------------------------------------
