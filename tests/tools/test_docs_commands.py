@@ -98,7 +98,7 @@ def test_a_command_that_there_is_not_is_found(line: str, told: str) -> None:
         "mfctl jbof drain /p 1 && mfctl pool status --service unix:///run/s | less",
         "mfctl lab run -- python x.py --no-such-option",
         "mfctl --service-ca ca.pem connector config --service 10.0.0.1:7700",
-        "mfctl token create monitor --role read-only --out monitor.token >> tokens.yaml",
+        "mfctl token create monitor --role read-only --output monitor.token >> tokens.yaml",
         "sudo install -d /var/lib/meshfusion",
         "mfctl --version",
     ],
