@@ -34,6 +34,7 @@ def test_keys_live_through_everything() -> None:
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(3600)
 def test_keys_live_through_everything_many_times() -> None:
     for seed in range(HISTORIES, HISTORIES + MANY):
         live(seed)
