@@ -76,9 +76,21 @@ class OtherWriter:
         self._is_closed.set()
         self._path.close()
         try:
-            self._service.detach(api.DetachRequest(self.attachment.holder_id), deadline_s=DEADLINE_S)
+            self._detach()
         finally:
             self._service.close()
+
+    def _detach(self) -> None:
+        """The service may have just been started again: its client tries to connect now and then only."""
+        end_s = time.monotonic() + DEADLINE_S
+        while True:
+            try:
+                self._service.detach(api.DetachRequest(self.attachment.holder_id), deadline_s=DEADLINE_S)
+                return
+            except ServiceUnavailableError:
+                if time.monotonic() > end_s:
+                    raise
+            time.sleep(0.1)
 
     def store(self, chunk: int) -> str:
         """``stored``, or why not."""

@@ -176,7 +176,8 @@ def dpu() -> None:
 
 @dpu.command()
 @click.argument("path", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE")
-def bfb(path: Path) -> None:
+@format_option
+def bfb(path: Path, output_format: str) -> None:
     """Make the BFB of a virtual DPU and put it at FILE.
 
     It is made of Debian's packages for arm64, from this machine's package source; they are kept for the next time.
@@ -187,6 +188,7 @@ def bfb(path: Path) -> None:
     from meshfusion.tools.vdpu.image import prepared_bfb
 
     shutil.copyfile(prepared_bfb(Places(default_cache()).vdpu, elapsed_notes()), path)
+    _report({"bfb": str(path), "size_bytes": path.stat().st_size}, output_format)
 
 
 @dpu.command()

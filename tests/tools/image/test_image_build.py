@@ -90,7 +90,9 @@ def test_what_the_image_starts_is_the_service_in_the_version_of_the_bundle(bundl
     ask = "from importlib.metadata import version; print(version('meshfusion'))"
     version = read_bundle(bundle, None).manifest.version
     for argv, said in (([str(meshfusion)], "served"), (["-c", ask], version)):
-        done = subprocess.run([sys.executable, *argv], env=environment, capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            [sys.executable, *argv], env=environment, capture_output=True, text=True, check=True, cwd=tmp_path
+        )
         assert done.stdout.strip() == said
 
 

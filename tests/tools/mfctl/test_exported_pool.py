@@ -59,7 +59,7 @@ def target_shows(monkeypatch: pytest.MonkeyPatch, read: Callable[[], Actual]) ->
 def refused(path: Path, *options: str) -> str:
     """What is told; nothing has changed."""
     before = {file: file.read_bytes() for file in (path / "drives", path / "exported")}
-    result = run("jbof", "remove", str(path), "1", *options)
+    result = run("jbof", "remove", str(path), "1", "--yes", *options)
     assert result.exit_code != 0
     assert result.stdout == ""
     assert numbers(path) == [0, 1, 2]
@@ -77,7 +77,7 @@ def test_without_its_configuration_nobody_can_say_who_reaches_it(path: Path) -> 
 def test_a_drive_that_no_host_reaches_is_removed(path: Path, config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stranger = ActualSubsystem("nqn.2026-11.x:other", "s", allow_any_host=True)
     target_shows(monkeypatch, lambda: (stranger, ActualSubsystem(f"{prefix_of(path)}:one", "s")))
-    result = run("jbof", "remove", str(path), "1", "--config", str(config))
+    result = run("jbof", "remove", str(path), "1", "--yes", "--config", str(config))
     assert result.exit_code == 0, result.stderr
     assert numbers(path) == [0, 2]
     assert not (path / "data.1").exists()
